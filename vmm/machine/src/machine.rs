@@ -29,11 +29,13 @@ use crate::lifecycle::handle::MachineHandle;
 use crate::lifecycle::shared::Shared;
 use crate::limits::{CONSOLE_DRAIN_TIME_MAX, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MAX};
 use crate::nodes::primary::Primary;
+use crate::nodes::seats::{Maker, Seats};
 use crate::nodes::{Connections, NodesConfig};
 use crate::outcome::Outcome;
 use crate::ports::{port_bus, serial_port};
 use crate::vcpu::model::CpuModel;
-use crate::vcpu::{Vcpu, cpuid, regs};
+use crate::vcpu::state::{HostFacts, MsrNames};
+use crate::vcpu::{Vcpu, cpuid, regs, tsc};
 use crate::virtio::VirtioDevices;
 use crate::{halt_exits, kvm, layout, memory, paging};
 
@@ -161,13 +163,32 @@ impl Machine {
         interrupts.add_devices(&mut ports, &mut mmio)?;
 
         let model = CpuModel {
-            supported: supported.as_slice(),
+            supported: supported.as_slice().to_vec(),
             cpus: config.cpus,
             emulated: is_emulated(),
-            nodes: nodes.as_deref(),
+            nodes: nodes.as_ref().map(Arc::clone),
             halts_in_guest: config.dedicated_cpus,
         };
-        let vcpus = model.create_vcpus(&vm, &interrupts, &config.pinning)?;
+        let seats = nodes.as_ref().map(|nodes| -> Result<_, MachineError> {
+            let maker = Maker {
+                // KVM gives each vCPU a slightly different offset: all get that of the first one.
+                clock: tsc::Clock::of_new(&kvm)?,
+                model: model.clone(),
+                vm: Arc::clone(&vm),
+                interrupts: interrupts.clone(),
+                pinning: config.pinning.clone(),
+                host: HostFacts {
+                    msrs: MsrNames::of(&kvm)?,
+                    tsc_difference: 0,
+                },
+            };
+            Ok(Arc::new(Seats::new(maker, nodes, control.kicks())))
+        });
+        let seats = seats.transpose()?;
+        let vcpus = match &seats {
+            Some(seats) => seats.vcpus()?,
+            None => model.create_vcpus(&vm, &interrupts, &config.pinning)?,
+        };
         if let Some(boot_processor) = vcpus.first() {
             regs::set_boot_registers(&boot_processor.fd, kernel.entry)?;
         }
@@ -181,9 +202,9 @@ impl Machine {
             _vm: vm,
             _memory: memory,
         });
-        let nodes = connections.map(|connections| {
-            let start = model.start(&vcpus, size.total, config.hotplug_bytes)?;
-            Primary::start(connections, &interrupts, &shared, &start)
+        let nodes = connections.zip(seats).map(|(connections, seats)| {
+            let start = model.start(seats.clock(), size.total, config.hotplug_bytes);
+            Primary::start(connections, &interrupts, &shared, &start, &seats)
         });
         Ok(Self {
             nodes: nodes.transpose()?,
@@ -206,6 +227,7 @@ impl Machine {
             shared: Arc::clone(&self.shared),
             boot_timer: Arc::clone(&self.boot_timer),
             power: Arc::clone(&self.power),
+            mover: self.nodes.as_ref().map(Primary::mover),
         }
     }
 

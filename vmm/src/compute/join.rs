@@ -90,6 +90,7 @@ impl Joined {
             connections: Vec::new(),
             silence_max: SILENCE_MAX,
             observer: None,
+            begin_on_primary: false,
         };
         for (node, stream) in streams {
             let prepared = prepare(&stream);

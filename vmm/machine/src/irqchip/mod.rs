@@ -27,7 +27,7 @@ use user::cpu::UserCpu;
 use user::{UserChip, UserLine};
 
 /// The interrupt controllers of a machine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum InterruptController {
     /// All of them in KVM.
     Kernel,

@@ -9,6 +9,7 @@ use devices::{BootTimer, PmRegisters};
 use crate::error::MachineError;
 use crate::lifecycle::kick::VcpuThread;
 use crate::lifecycle::shared::Shared;
+use crate::nodes::{MoveError, Mover};
 use crate::outcome::Outcome;
 
 /// Controls a machine from any thread, also after its end.
@@ -17,6 +18,8 @@ pub struct MachineHandle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) boot_timer: Arc<BootTimer>,
     pub(crate) power: Arc<PmRegisters>,
+    /// Moves vCPUs to other nodes, if there are any.
+    pub(crate) mover: Option<Arc<Mover>>,
 }
 
 impl MachineHandle {
@@ -75,6 +78,26 @@ impl MachineHandle {
     /// Returns the threads of the vCPUs of this node that run.
     pub fn vcpu_threads(&self) -> Vec<VcpuThread> {
         self.shared.vcpu_threads()
+    }
+
+    /// Moves a vCPU to the node with this number, and waits until it runs there. Without effect if it
+    /// is there already.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such vCPU or node, the node lends no further CPU, or the vCPU is not there
+    /// within [`MOVE_TIME_MAX`](crate::MOVE_TIME_MAX).
+    pub fn move_vcpu(&self, cpu: u32, node: u32) -> Result<(), MoveError> {
+        let mover = self.mover.as_ref().ok_or(MoveError::OneNode)?;
+        if self.shared.control.is_paused() {
+            return Err(MoveError::Paused);
+        }
+        mover.move_vcpu(cpu, node)
+    }
+
+    /// Returns the node that each vCPU is on, or moves to; `None` if there is one node.
+    pub fn vcpu_nodes(&self) -> Option<Vec<u8>> {
+        self.mover.as_ref().map(|mover| mover.owners())
     }
 
     /// Returns whether a device is in a system call, for which the end of the run waits.

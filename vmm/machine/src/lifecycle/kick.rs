@@ -28,6 +28,8 @@ pub(crate) struct Kick {
     asleep: AtomicBool,
     /// The vCPU sleeps until a start-up message. Relaxed: only for display.
     offline: AtomicBool,
+    /// The vCPU is on another node. Relaxed: only for display.
+    away: AtomicBool,
 }
 
 /// What a vCPU does, apart from waiting for a page in the guest.
@@ -129,8 +131,11 @@ impl Kick {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the registered thread, which runs vCPU `cpu`.
+    /// Returns the registered thread, which runs vCPU `cpu`, unless that is on another node.
     pub fn thread(&self, cpu: u32) -> Option<VcpuThread> {
+        if self.away.load(Ordering::Relaxed) {
+            return None;
+        }
         let thread = self.lock().as_ref()?.thread.as_raw_nonzero().get();
         let activity = match self.asleep.load(Ordering::SeqCst) {
             true if self.offline.load(Ordering::Relaxed) => Activity::Offline,
@@ -199,6 +204,13 @@ impl KickRegistration<'_> {
         self.kick.offline.store(true, Ordering::Relaxed);
         self.sleep(None);
         self.kick.offline.store(false, Ordering::Relaxed);
+    }
+
+    /// Like [`sleep`](Self::sleep), for a vCPU that is on another node.
+    pub fn sleep_away(&self) {
+        self.kick.away.store(true, Ordering::Relaxed);
+        self.sleep(None);
+        self.kick.away.store(false, Ordering::Relaxed);
     }
 
     /// Kicks this thread at time `at` of the monotonic clock, in nanoseconds, instead of at a time

@@ -10,17 +10,21 @@
 
 mod clock;
 mod compare;
+mod moves;
 mod periodic;
 pub(crate) mod primary;
 mod remote;
+pub(crate) mod seat;
+pub(crate) mod seats;
 mod secondary;
 mod serve;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use ssi_hv_irqchip::{Routing, Target};
+use ssi_hv_irqchip::{Event, Routing};
+use ssi_hv_nodes::place::{NotOwner, Place, Step, steps};
 use ssi_hv_nodes::{Link, LinkConfig, Message, NodeNumber, Receiver, Stream, VmId};
 
 pub use ssi_hv_nodes::REPORT_BYTES_MAX;
@@ -30,7 +34,10 @@ use crate::lifecycle::control::Follower;
 use crate::lifecycle::kick::VcpuThread;
 pub use clock::{ClockDifference, measure_clock, serve_clock};
 pub use compare::ClockSample;
-use remote::{RemoteNode, RemoteTarget};
+pub(crate) use moves::Mover;
+use moves::Moves;
+pub use moves::{MOVE_TIME_MAX, MoveError};
+use remote::RemoteNode;
 pub use secondary::{Secondary, SecondaryConfig, SecondaryHandle};
 
 /// The nodes of a machine, and this node's connections to the others.
@@ -40,8 +47,10 @@ pub struct NodesConfig {
     pub vm: VmId,
     /// This node.
     pub me: NodeNumber,
-    /// The node of each vCPU. The first is the primary's.
+    /// The node that has a CPU for each vCPU. The first is the primary's.
     pub owners: Vec<NodeNumber>,
+    /// On the primary: all vCPUs begin there, and not each on the node that has a CPU for it.
+    pub begin_on_primary: bool,
     /// A connection to each other node.
     pub connections: Vec<(NodeNumber, Box<dyn Stream>)>,
     /// A node that is silent for so long is lost.
@@ -75,35 +84,84 @@ pub struct NodeFacts {
 #[derive(Debug)]
 pub(crate) struct Nodes {
     me: NodeNumber,
-    owners: Vec<NodeNumber>,
+    /// Where each vCPU is. Read while an event is posted there, so that none is on its way to the old
+    /// place when the new one has been answered.
+    places: Vec<RwLock<Place>>,
     links: Vec<Arc<Link>>,
     observer: Option<Arc<dyn Observer>>,
     /// The link to the primary, unless this is it.
     primary: Option<Arc<Link>>,
+    /// On the primary: the vCPUs that move.
+    moves: Moves,
 }
 
 impl Nodes {
-    /// The node of each vCPU.
-    pub fn owners(&self) -> &[NodeNumber] {
-        &self.owners
+    fn new(
+        me: NodeNumber,
+        owners: &[NodeNumber],
+        links: Vec<Arc<Link>>,
+        primary: Option<Arc<Link>>,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Self {
+        let place = |owner: &NodeNumber| RwLock::new(Place::of(*owner, me));
+        Self {
+            me,
+            places: owners.iter().map(place).collect(),
+            links,
+            observer,
+            primary,
+            moves: Moves::default(),
+        }
     }
 
-    /// Whether a vCPU is on this node.
+    fn place(&self, cpu: u8) -> Option<RwLockReadGuard<'_, Place>> {
+        let place = self.places.get(usize::from(cpu))?;
+        // A place is replaced as a whole.
+        Some(place.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change<T>(&self, cpu: u8, change: impl FnOnce(&mut Place) -> T) -> Option<T> {
+        let place = self.places.get(usize::from(cpu))?;
+        let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
+        Some(change(&mut place))
+    }
+
+    /// The node that each vCPU is on, or moves to.
+    pub fn owners(&self) -> Vec<NodeNumber> {
+        (0..self.cpus())
+            .filter_map(|cpu| self.place(cpu).map(|place| place.owner(self.me)))
+            .collect()
+    }
+
+    /// How many vCPUs the machine has, on all nodes.
+    pub fn cpus(&self) -> u8 {
+        u8::try_from(self.places.len()).unwrap_or(u8::MAX)
+    }
+
+    /// Whether a vCPU is on this node, or comes here.
     pub fn is_here(&self, cpu: u8) -> bool {
         self.is_of(self.me, cpu)
     }
 
-    /// Whether a vCPU is on that node.
+    /// Whether a vCPU is on that node, or this node and comes here.
     pub fn is_of(&self, node: NodeNumber, cpu: u8) -> bool {
-        self.owners.get(usize::from(cpu)) == Some(&node)
+        self.place(cpu)
+            .is_some_and(|place| place.owner(self.me) == node)
     }
 
-    /// Where to post events for a vCPU of another node.
-    pub fn target(&self, cpu: usize) -> Option<Arc<dyn Target>> {
-        let owner = *self.owners.get(cpu)?;
-        let link = self.links.iter().find(|link| link.peer() == owner)?;
-        let cpu = u8::try_from(cpu).ok()?;
-        Some(Arc::new(RemoteTarget::new(Arc::clone(link), cpu)))
+    fn link(&self, node: NodeNumber) -> Option<&Arc<Link>> {
+        self.links.iter().find(|link| link.peer() == node)
+    }
+
+    /// Posts an event to the node of a vCPU; if that is this node, by `here`.
+    pub fn post(&self, cpu: u8, event: Event, here: impl FnOnce()) {
+        let Some(place) = self.place(cpu) else { return };
+        let owner = place.owner(self.me);
+        if owner == self.me {
+            here();
+        } else if let Some(link) = self.link(owner) {
+            link.post(cpu, event);
+        }
     }
 
     /// Announces the state of a local APIC of this node. Returns when all nodes have it.
@@ -123,6 +181,73 @@ impl Nodes {
             .map(|link| link.send(&message))
             .is_some()
     }
+
+    /// Gives a vCPU of this node, which does not run, to node `to`: `state` gives its state with all
+    /// events that were posted here. Returns false when a node does not answer, because the run ends.
+    pub fn give_away(
+        &self,
+        cpu: u8,
+        to: NodeNumber,
+        state: impl FnOnce() -> Result<Vec<u8>, MachineError>,
+    ) -> Result<bool, MachineError> {
+        let mut state = Some(state);
+        for step in steps(to, self.links.iter().map(|link| link.peer())) {
+            match step {
+                Step::Tell(node) => {
+                    let told = self
+                        .link(node)
+                        .and_then(|link| link.call(|call| Message::Moved { call, cpu, to }));
+                    if told.is_none() {
+                        return Ok(false);
+                    }
+                }
+                Step::Switch => {
+                    self.change(cpu, |place| *place = Place::At(to));
+                }
+                Step::Give => {
+                    if let (Some(state), Some(link)) = (state.take(), self.link(to)) {
+                        let state = state()?;
+                        link.send(&Message::Vcpu { cpu, state });
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Node `from` gives a vCPU to node `to`.
+    fn told(&self, cpu: u8, from: NodeNumber, to: NodeNumber) -> Result<(), Refused> {
+        if to != self.me && self.link(to).is_none() {
+            return Err(Refused::NoNode(to));
+        }
+        let told = self.change(cpu, |place| place.told(self.me, from, to));
+        told.ok_or(Refused::NoCpu(cpu))?.map_err(Refused::NotOwner)
+    }
+
+    /// The state of a vCPU has come from node `from`.
+    fn came(&self, cpu: u8, from: NodeNumber) -> Result<(), Refused> {
+        let came = self.change(cpu, |place| place.came(from));
+        came.ok_or(Refused::NoCpu(cpu))?.map_err(Refused::NotOwner)
+    }
+
+    /// A vCPU that has come here runs.
+    pub fn arrived(&self, cpu: u8) {
+        match &self.primary {
+            Some(primary) => primary.send(&Message::Arrived { cpu }),
+            None => self.moves.arrived(cpu),
+        }
+    }
+}
+
+/// A message about a vCPU that its sender must not send.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("there is no vCPU {0}")]
+    NoCpu(u8),
+    #[error("there is no node {0}")]
+    NoNode(NodeNumber),
+    #[error(transparent)]
+    NotOwner(NotOwner),
 }
 
 /// The connections of a node, before their threads run.
@@ -130,6 +255,8 @@ impl Nodes {
 pub(crate) struct Connections {
     nodes: Arc<Nodes>,
     receivers: Vec<Receiver>,
+    /// The node that has a CPU for each vCPU.
+    lent: Vec<NodeNumber>,
 }
 
 /// Makes links of connections.
@@ -156,21 +283,23 @@ impl Connections {
             .into_iter()
             .map(connect)
             .collect::<Result<(Vec<_>, Vec<_>), _>>()?;
-        let nodes = Nodes {
-            me: config.me,
-            owners: config.owners,
-            links,
-            observer: config.observer,
-            primary: None,
+        let lent = config.owners;
+        let owners = if config.begin_on_primary {
+            vec![config.me; lent.len()]
+        } else {
+            lent.clone()
         };
+        let nodes = Nodes::new(config.me, &lent, links, None, None);
         nodes.check(cpus)?;
         if !nodes.is_here(0) {
             let reason = "the first vCPU is not on the primary".to_owned();
             return Err(MachineError::Nodes { reason });
         }
+        let nodes = Nodes::new(config.me, &owners, nodes.links, None, config.observer);
         Ok(Self {
             nodes: Arc::new(nodes),
             receivers,
+            lent,
         })
     }
 
@@ -191,14 +320,13 @@ impl Nodes {
     /// Checks that each vCPU of a machine is on a node that is there.
     fn check(&self, cpus: u8) -> Result<(), MachineError> {
         let wrong = |reason| Err(MachineError::Nodes { reason });
-        if self.owners.len() != usize::from(cpus) {
-            let named = self.owners.len();
+        let owners = self.owners();
+        if owners.len() != usize::from(cpus) {
+            let named = owners.len();
             return wrong(format!("{named} of {cpus} vCPUs are on a node"));
         }
-        let is_there = |owner: &NodeNumber| {
-            *owner == self.me || self.links.iter().any(|link| link.peer() == *owner)
-        };
-        match self.owners.iter().find(|owner| !is_there(owner)) {
+        let is_there = |owner: &NodeNumber| *owner == self.me || self.link(*owner).is_some();
+        match owners.iter().find(|owner| !is_there(owner)) {
             Some(owner) => wrong(format!("there is no connection to node {owner}")),
             None => Ok(()),
         }

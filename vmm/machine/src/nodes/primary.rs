@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use ssi_hv_nodes::{Access, Link, LinkError, Message, NodeNumber, Receiver, Space, Start};
 
 use super::remote::from_message;
+use super::seats::Seats;
 use super::serve::Board;
-use super::{Connections, Nodes};
+use super::{Connections, Mover, Nodes};
 use crate::error::MachineError;
 use crate::host_cpu::time_stamp;
 use crate::irqchip::InterruptController;
@@ -23,6 +24,7 @@ const START_TIME_MAX: Duration = Duration::from_secs(30);
 pub(crate) struct Primary {
     nodes: Arc<Nodes>,
     threads: Vec<JoinHandle<()>>,
+    mover: Arc<Mover>,
 }
 
 impl Primary {
@@ -32,8 +34,13 @@ impl Primary {
         interrupts: &InterruptController,
         shared: &Arc<Shared>,
         start: &Start,
+        seats: &Arc<Seats>,
     ) -> Result<Self, MachineError> {
-        let Connections { nodes, receivers } = connections;
+        let Connections {
+            nodes,
+            receivers,
+            lent,
+        } = connections;
         let InterruptController::User(chip) = interrupts else {
             let reason = "KVM's interrupt controllers do not reach other hosts".to_owned();
             return Err(MachineError::Nodes { reason });
@@ -41,10 +48,14 @@ impl Primary {
         let board = Board {
             nodes: Arc::clone(&nodes),
             chip: Arc::clone(chip),
+            seats: Arc::clone(seats),
+            shared: Arc::clone(shared),
         };
+        let mover = Mover::new(Arc::clone(&nodes), Arc::clone(seats), lent);
         let mut primary = Self {
             nodes,
             threads: Vec::new(),
+            mover: Arc::new(mover),
         };
         let count = receivers.len();
         let (started, starts) = mpsc::channel();
@@ -69,6 +80,11 @@ impl Primary {
         Ok(primary)
     }
 
+    /// Moves vCPUs.
+    pub fn mover(&self) -> Arc<Mover> {
+        Arc::clone(&self.mover)
+    }
+
     fn spawn(
         &mut self,
         node: Node,
@@ -76,9 +92,8 @@ impl Primary {
         start: &Start,
     ) -> Result<(), MachineError> {
         let peer = receiver.link().peer();
-        let cpus = start.owners.iter().filter(|owner| **owner == peer).count();
-        // A vCPU has one access at a time.
-        let (sender, accesses) = mpsc::sync_channel(cpus);
+        // A vCPU has one access at a time, and each may be on that node.
+        let (sender, accesses) = mpsc::sync_channel(start.owners.len());
         let of_thread = Arc::clone(&node.shared);
         let link = Arc::clone(receiver.link());
         let io = thread::Builder::new()
@@ -100,6 +115,7 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
+        self.nodes.moves.end();
         for link in &self.nodes.links {
             link.close();
         }
@@ -172,6 +188,9 @@ impl Node {
                             let ticks = time_stamp();
                             link.send(&Message::ClockAnswer { number, ticks });
                         }
+                        Message::Arrived { cpu } if self.board.nodes.is_of(peer, cpu) => {
+                            self.board.nodes.moves.arrived(cpu);
+                        }
                         Message::Paused { number } => control.node_parked(number),
                         Message::End(end) => control.end(from_message(end, peer)),
                         Message::Ended => member.left(),
@@ -188,6 +207,7 @@ impl Node {
         };
         // Without effect if the run has ended.
         control.end(Err(error.into()));
+        self.board.nodes.moves.end();
         link.end_calls();
     }
 

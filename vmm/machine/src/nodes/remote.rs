@@ -3,31 +3,11 @@
 use std::sync::Arc;
 
 use devices::BusDevice;
-use ssi_hv_irqchip::{Event, Target};
 use ssi_hv_nodes::{Access, Link, Message, Space};
 
 use crate::error::MachineError;
 use crate::lifecycle::control::{End, Follower};
 use crate::outcome::Outcome;
-
-/// A vCPU of another node.
-#[derive(Debug)]
-pub(super) struct RemoteTarget {
-    link: Arc<Link>,
-    cpu: u8,
-}
-
-impl RemoteTarget {
-    pub fn new(link: Arc<Link>, cpu: u8) -> Self {
-        Self { link, cpu }
-    }
-}
-
-impl Target for RemoteTarget {
-    fn post(&self, event: Event) {
-        self.link.post(self.cpu, event);
-    }
-}
 
 /// A node that follows the primary.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::periodic::{Clock, Periodic};
 use super::remote::{RemoteBus, ToPrimary, from_message, with_causes};
+use super::seats::{Maker, Seats};
 use super::serve::Board;
 use super::{Nodes, NodesConfig, Reporter, connect};
 use crate::config::Irqchip;
@@ -23,6 +24,7 @@ use crate::lifecycle::ending;
 use crate::lifecycle::shared::Shared;
 use crate::outcome::Outcome;
 use crate::vcpu::model::{CpuModel, from_entry, lacks};
+use crate::vcpu::state::{HostFacts, MsrNames};
 use crate::vcpu::{Vcpu, tsc};
 use crate::{kvm, memory, paging};
 
@@ -176,13 +178,13 @@ impl Built {
             return Err(MachineError::Nodes { reason });
         }
         let cpus = u8::try_from(start.owners.len()).unwrap_or(u8::MAX);
-        let nodes = Arc::new(Nodes {
-            me: config.nodes.me,
-            owners: start.owners,
-            links: secondary.links.clone(),
-            observer: None,
-            primary: Some(Arc::clone(&secondary.primary)),
-        });
+        let nodes = Arc::new(Nodes::new(
+            config.nodes.me,
+            &start.owners,
+            secondary.links.clone(),
+            Some(Arc::clone(&secondary.primary)),
+            None,
+        ));
         nodes.check(cpus)?;
         paging::check()?;
         let kvm = kvm::open_kvm()?;
@@ -207,25 +209,29 @@ impl Built {
             let reason = "no interrupt controller reaches other hosts".to_owned();
             return Err(MachineError::Nodes { reason });
         };
-        let board = Board {
-            nodes: Arc::clone(&nodes),
-            chip: Arc::clone(chip),
+        let chip = Arc::clone(chip);
+        let maker = Maker {
+            model: CpuModel {
+                supported,
+                cpus,
+                emulated: start.emulated || is_emulated(),
+                nodes: Some(Arc::clone(&nodes)),
+                halts_in_guest: false,
+            },
+            vm: Arc::clone(&vm),
+            interrupts,
+            pinning: config.pinning.clone(),
+            clock: tsc::Clock {
+                khz: start.tsc_khz,
+                offset: start.tsc_offset.wrapping_add(config.tsc_difference),
+            },
+            host: HostFacts {
+                msrs: MsrNames::of(&kvm)?,
+                tsc_difference: config.tsc_difference,
+            },
         };
-        let model = CpuModel {
-            supported: &supported,
-            cpus,
-            emulated: start.emulated || is_emulated(),
-            nodes: Some(&nodes),
-            halts_in_guest: false,
-        };
-        let vcpus = model.create_vcpus(&vm, &interrupts, &config.pinning)?;
-        let clock = tsc::Clock {
-            khz: start.tsc_khz,
-            offset: start.tsc_offset.wrapping_add(config.tsc_difference),
-        };
-        for vcpu in &vcpus {
-            clock.set(&vcpu.fd)?;
-        }
+        let seats = Seats::new(maker, &nodes, control.kicks());
+        let vcpus = seats.vcpus()?;
         let bus = |space| RemoteBus {
             link: Arc::clone(&secondary.primary),
             space,
@@ -235,16 +241,23 @@ impl Built {
         mmio.insert(0, u64::MAX, Arc::new(bus(Space::Memory)))?;
         let events =
             MachineEvents::new().map_err(MachineError::host("create an event descriptor"))?;
+        let shared = Arc::new(Shared {
+            ports,
+            mmio,
+            events,
+            control,
+            transports: Vec::new(),
+            _vm: vm,
+            _memory: memory,
+        });
+        let board = Board {
+            nodes,
+            chip,
+            seats: Arc::new(seats),
+            shared: Arc::clone(&shared),
+        };
         Ok(Self {
-            shared: Arc::new(Shared {
-                ports,
-                mmio,
-                events,
-                control,
-                transports: Vec::new(),
-                _vm: vm,
-                _memory: memory,
-            }),
+            shared,
             board,
             vcpus,
         })
@@ -378,6 +391,10 @@ fn spawn(
                     Message::Resume => {
                         shared.control.resume();
                         return Ok(());
+                    }
+                    Message::Move { cpu, to } => {
+                        let ordered = board.seats.order(cpu, to);
+                        return ordered.then_some(()).ok_or(message);
                     }
                     Message::ClockAnswer { number, ticks } => {
                         return clock

@@ -5,13 +5,17 @@ use std::sync::Arc;
 use ssi_hv_nodes::{LinkError, Message, Receiver};
 
 use super::Nodes;
+use super::seats::Seats;
 use crate::irqchip::user::UserChip;
+use crate::lifecycle::shared::Shared;
 
 /// What the receiving threads of a node use.
 #[derive(Clone, Debug)]
 pub(super) struct Board {
     pub nodes: Arc<Nodes>,
     pub chip: Arc<UserChip>,
+    pub seats: Arc<Seats>,
+    pub shared: Arc<Shared>,
 }
 
 impl Board {
@@ -29,6 +33,11 @@ impl Board {
                 Ok(None) => continue,
                 Err(error) => return error,
             };
+            let message = match self.of_vcpus(receiver, message) {
+                Ok(None) => continue,
+                Ok(Some(message)) => message,
+                Err(refused) => return receiver.broken(refused.to_string()),
+            };
             let refused = match self.common(receiver, message) {
                 Ok(()) => continue,
                 Err(message) => other(message),
@@ -37,6 +46,28 @@ impl Board {
                 return receiver.broken(format!("it must not send {message:?}"));
             }
         }
+    }
+
+    /// Takes a message about a vCPU that moves; returns any other.
+    fn of_vcpus(
+        &self,
+        receiver: &Receiver,
+        message: Message,
+    ) -> Result<Option<Message>, super::Refused> {
+        let link = receiver.link();
+        match message {
+            Message::Moved { call, cpu, to } => {
+                self.nodes.told(cpu, link.peer(), to)?;
+                let data = [0; 8];
+                link.send(&Message::Answer { call, data });
+            }
+            Message::Vcpu { cpu, state } => {
+                self.nodes.came(cpu, link.peer())?;
+                self.seats.arrive(cpu, state, &self.shared);
+            }
+            message => return Ok(Some(message)),
+        }
+        Ok(None)
     }
 
     fn common(&self, receiver: &Receiver, message: Message) -> Result<(), Message> {

@@ -4,7 +4,6 @@ pub(crate) mod affinity;
 pub(crate) mod cpuid;
 pub(crate) mod model;
 pub(crate) mod regs;
-#[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
 pub(crate) mod state;
 pub(crate) mod state_error;
 pub(crate) mod tsc;
@@ -18,6 +17,7 @@ use std::thread;
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use ssi_hv_nodes::NodeNumber;
 
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
@@ -26,8 +26,10 @@ use crate::kvm;
 use crate::lifecycle::control::Next;
 use crate::lifecycle::kick::{KickRegistration, unblock_kick_signal};
 use crate::lifecycle::shared::Shared;
+use crate::nodes::seat::Seat;
 use crate::outcome::Outcome;
 use affinity::pin_this_thread;
+use state::VcpuState;
 
 /// A vCPU that is ready to run.
 #[derive(Debug)]
@@ -38,6 +40,10 @@ pub(crate) struct Vcpu {
     pub fd: VcpuFd,
     /// The local APIC, if it is in user space.
     pub local: Option<UserCpu>,
+    /// Its place on this node, if there are others.
+    pub seat: Option<Arc<Seat>>,
+    /// It is on another node, and its thread here waits for it.
+    pub is_away: bool,
 }
 
 /// The consequence of an exit.
@@ -46,6 +52,16 @@ enum Step {
     /// The vCPU was interrupted at an instruction boundary, with its last exit complete.
     Boundary,
     End(Result<Outcome, MachineError>),
+}
+
+/// Whether a vCPU changes its node.
+enum Moving {
+    /// It is here, and stays.
+    Stays,
+    /// It is on its way, or away.
+    Busy,
+    /// The run has ended.
+    Ends,
 }
 
 /// Counts a vCPU thread as ended when dropped, also by a panic.
@@ -90,6 +106,8 @@ impl Vcpu {
             pinned_to: None,
             fd,
             local,
+            seat: None,
+            is_away: false,
         })
     }
 
@@ -152,6 +170,15 @@ impl Vcpu {
             }
             Next::Exit => return ControlFlow::Break(()),
         }
+        match self.change_node(shared, kicks) {
+            Ok(Moving::Stays) => {}
+            Ok(Moving::Busy) => return ControlFlow::Continue(()),
+            Ok(Moving::Ends) => return ControlFlow::Break(()),
+            Err(error) => {
+                shared.control.end(Err(error));
+                return ControlFlow::Break(());
+            }
+        }
         if let Some(local) = &mut self.local {
             match local.prepare(&mut self.fd, kicks) {
                 Ok(ForLocal::Enter) => {}
@@ -176,7 +203,75 @@ impl Vcpu {
         ControlFlow::Continue(())
     }
 
-    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+    /// Waits for the vCPU if it is on another node, and gives it away if that was ordered.
+    fn change_node(
+        &mut self,
+        shared: &Shared,
+        kicks: &KickRegistration<'_>,
+    ) -> Result<Moving, MachineError> {
+        let Some(seat) = self.seat.clone() else {
+            return Ok(Moving::Stays);
+        };
+        if self.is_away {
+            match seat.arrived() {
+                Some(bytes) => self.arrive(&seat, &bytes)?,
+                None => kicks.sleep_away(),
+            }
+            return Ok(Moving::Busy);
+        }
+        let Some(to) = seat.ordered() else {
+            return Ok(Moving::Stays);
+        };
+        match self.finish_exit(shared) {
+            ControlFlow::Continue(true) => self.leave(&seat, to, kicks)?,
+            ControlFlow::Continue(false) => {}
+            ControlFlow::Break(()) => return Ok(Moving::Ends),
+        }
+        Ok(Moving::Busy)
+    }
+
+    /// Takes the vCPU from another node.
+    fn arrive(&mut self, seat: &Seat, bytes: &[u8]) -> Result<(), MachineError> {
+        let Some(local) = &mut self.local else {
+            return Ok(());
+        };
+        let cpu = local.number();
+        let state = VcpuState::decode(cpu, bytes)
+            .map_err(|source| MachineError::VcpuState { cpu, source })?;
+        state.install(&mut self.fd, local, seat.host())?;
+        self.is_away = false;
+        seat.nodes().arrived(cpu);
+        Ok(())
+    }
+
+    /// Gives the vCPU, which is at an instruction boundary, to another node.
+    fn leave(
+        &mut self,
+        seat: &Seat,
+        to: NodeNumber,
+        kicks: &KickRegistration<'_>,
+    ) -> Result<(), MachineError> {
+        let Some(local) = &mut self.local else {
+            return Ok(());
+        };
+        let (cpu, fd) = (local.number(), &self.fd);
+        // Before the state leaves, so that an order for its way back is not lost.
+        let is_away = &mut self.is_away;
+        let state = || {
+            seat.left();
+            *is_away = true;
+            VcpuState::save(fd, local, seat.host()).map(|state| state.encode())
+        };
+        // Without an answer of a node the run ends, which the caller notices.
+        seat.nodes().give_away(cpu, to, state)?;
+        if self.is_away
+            && let Some(local) = &mut self.local
+        {
+            local.stop_alarm(kicks)?;
+        }
+        Ok(())
+    }
+
     /// Completes the last exit, and handles those that follow from it, without running the guest on.
     /// Returns whether the vCPU is at an instruction boundary, and breaks when the run has ended.
     fn finish_exit(&mut self, shared: &Shared) -> ControlFlow<(), bool> {

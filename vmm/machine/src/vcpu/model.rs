@@ -1,5 +1,7 @@
 //! The model of a machine's CPUs, the same on each of its nodes.
 
+use std::sync::Arc;
+
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VmFd;
 use ssi_hv_nodes::{CpuidEntry, Start};
@@ -10,77 +12,72 @@ use crate::irqchip::InterruptController;
 use crate::nodes::Nodes;
 
 /// The inputs of a CPU model.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CpuModel<'a> {
+#[derive(Clone, Debug)]
+pub(crate) struct CpuModel {
     /// CPUID entries that KVM supports: on the primary's host, if there are several nodes.
-    pub supported: &'a [kvm_cpuid_entry2],
+    pub supported: Vec<kvm_cpuid_entry2>,
     /// Number of vCPUs of the machine, on all nodes.
     pub cpus: u8,
     /// Whether the host's instructions are emulated.
     pub emulated: bool,
     /// The nodes, if there are several.
-    pub nodes: Option<&'a Nodes>,
+    pub nodes: Option<Arc<Nodes>>,
     /// A halted vCPU stays in the guest.
     pub halts_in_guest: bool,
 }
 
-impl CpuModel<'_> {
-    /// Creates the vCPUs of this node, each pinned to the CPU at its position in `pinning`.
+impl CpuModel {
+    /// Creates all vCPUs of a machine without other nodes, each pinned to the CPU at its position in
+    /// `pinning`.
     pub fn create_vcpus(
         &self,
         vm: &VmFd,
         interrupts: &InterruptController,
         pinning: &[u32],
     ) -> Result<Vec<Vcpu>, MachineError> {
-        let tsc_deadline = interrupts.has_tsc_deadline(vm);
-        let is_here = |id: &u8| self.nodes.is_none_or(|nodes| nodes.is_here(*id));
-        let create = |id: u8| {
-            let mut cpuid = cpuid::for_cpu(self.supported, id, self.cpus, tsc_deadline);
-            if self.emulated {
-                cpuid::hide_xsave(&mut cpuid);
-            }
-            interrupts.hide_features(&mut cpuid);
-            if self.halts_in_guest {
-                cpuid::hide_unhalt(&mut cpuid);
-            }
-            if self.nodes.is_some() {
-                cpuid::hide_one_kvm(&mut cpuid);
-            }
-            let vcpu = Vcpu::create(vm, interrupts, id, &cpuid)?;
-            Ok(Vcpu {
-                pinned_to: pinning.get(usize::from(id)).copied(),
-                ..vcpu
-            })
-        };
-        (0..self.cpus).filter(is_here).map(create).collect()
+        (0..self.cpus)
+            .map(|id| self.create_vcpu(vm, interrupts, id, pinning))
+            .collect()
     }
 
-    /// Returns what other nodes need to create their vCPUs. `vcpus` are those of this node.
-    pub fn start(
+    /// Creates one vCPU.
+    pub fn create_vcpu(
         &self,
-        vcpus: &[Vcpu],
-        memory_bytes: u64,
-        hotplug_bytes: u64,
-    ) -> Result<Start, MachineError> {
-        let clock = match vcpus.first() {
-            Some(vcpu) => tsc::Clock::of(&vcpu.fd)?,
-            None => tsc::Clock::default(),
-        };
-        // KVM gives each vCPU a slightly different offset; all of them are set to the first one's.
-        for vcpu in vcpus {
-            clock.set(&vcpu.fd)?;
+        vm: &VmFd,
+        interrupts: &InterruptController,
+        id: u8,
+        pinning: &[u32],
+    ) -> Result<Vcpu, MachineError> {
+        let tsc_deadline = interrupts.has_tsc_deadline(vm);
+        let mut cpuid = cpuid::for_cpu(&self.supported, id, self.cpus, tsc_deadline);
+        if self.emulated {
+            cpuid::hide_xsave(&mut cpuid);
         }
-        Ok(Start {
-            owners: self
-                .nodes
-                .map_or_else(Vec::new, |nodes| nodes.owners().to_vec()),
+        interrupts.hide_features(&mut cpuid);
+        if self.halts_in_guest {
+            cpuid::hide_unhalt(&mut cpuid);
+        }
+        if self.nodes.is_some() {
+            cpuid::hide_one_kvm(&mut cpuid);
+        }
+        let vcpu = Vcpu::create(vm, interrupts, id, &cpuid)?;
+        Ok(Vcpu {
+            pinned_to: pinning.get(usize::from(id)).copied(),
+            ..vcpu
+        })
+    }
+
+    /// Returns what other nodes need to create their vCPUs, whose time is `clock`.
+    pub fn start(&self, clock: tsc::Clock, memory_bytes: u64, hotplug_bytes: u64) -> Start {
+        Start {
+            owners: self.nodes.as_ref().map_or_else(Vec::new, |n| n.owners()),
             memory_bytes,
             hotplug_bytes,
             tsc_khz: clock.khz,
             tsc_offset: clock.offset,
             emulated: self.emulated,
             cpuid: self.supported.iter().map(to_entry).collect(),
-        })
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The time stamp counter of a vCPU.
 
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{Kvm, VcpuFd};
 
 use crate::error::MachineError;
 use crate::kvm::{create_vm, open_kvm, set_tsc_offset, tsc_offset};
@@ -12,10 +12,7 @@ use crate::kvm::{create_vm, open_kvm, set_tsc_offset, tsc_offset};
 ///
 /// When KVM cannot be used.
 pub fn tsc_khz() -> Result<u32, MachineError> {
-    let vm = create_vm(&open_kvm()?)?;
-    let vcpu = vm.create_vcpu(0);
-    let vcpu = vcpu.map_err(MachineError::kvm("create a vCPU"))?;
-    Clock::of(&vcpu).map(|clock| clock.khz)
+    Clock::of_new(&open_kvm()?).map(|clock| clock.khz)
 }
 
 /// Rate and offset of a vCPU's counter relative to the host's.
@@ -28,6 +25,14 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
+    /// The clock that KVM gives a new vCPU, whose counter begins at 0 now.
+    pub fn of_new(kvm: &Kvm) -> Result<Self, MachineError> {
+        let vm = create_vm(kvm)?;
+        let vcpu = vm.create_vcpu(0);
+        let vcpu = vcpu.map_err(MachineError::kvm("create a vCPU"))?;
+        Self::of(&vcpu)
+    }
+
     /// Reads the clock of a vCPU.
     pub fn of(vcpu: &VcpuFd) -> Result<Self, MachineError> {
         let khz = vcpu.get_tsc_khz().map_err(MachineError::kvm(

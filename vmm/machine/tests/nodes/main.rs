@@ -3,6 +3,7 @@
 
 #[path = "../../../../memory-fabric/sharing/tests/native/mesh.rs"]
 mod mesh;
+mod moves;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -51,6 +52,7 @@ fn nodes_config(me: u8, peer: u8, owners: &[u8], stream: UnixStream) -> NodesCon
         connections: vec![(peer, Box::new(stream))],
         silence_max: SILENCE_MAX,
         observer: None,
+        begin_on_primary: false,
     }
 }
 

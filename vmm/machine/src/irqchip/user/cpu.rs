@@ -99,8 +99,9 @@ impl UserCpu {
         let apic_base = u64::from(LOCAL_APIC_START) | BASE_ENABLED | flags;
         registers::set_apic_base(vcpu, apic_base)?;
         let apic = new_local_apic(index);
+        // As every node has it until a CPU changes it, so that it is not published: a vCPU that comes
+        // from another node may have changed it.
         let published = apic.routing();
-        chip.publish(index.into(), published);
         Ok(Self {
             index: index.into(),
             chip,
@@ -121,13 +122,11 @@ impl UserCpu {
         })
     }
 
-    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
     /// Returns the number of the vCPU.
     pub fn number(&self) -> u8 {
         u8::try_from(self.index).unwrap_or(u8::MAX)
     }
 
-    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
     /// Takes the state of the vCPU, with all events that were posted to it.
     pub fn save(&mut self) -> LocalState {
         let inbox = &self.chip.inboxes[self.index].inbox;
@@ -144,7 +143,6 @@ impl UserCpu {
         }
     }
 
-    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
     /// Continues from a state that was saved `passed` ago. Other nodes know its routing.
     pub fn restore(&mut self, state: &LocalState, passed: Duration) -> Result<(), InvalidState> {
         let since = now().saturating_sub(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX));
@@ -157,7 +155,14 @@ impl UserCpu {
         Ok(())
     }
 
-    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+    /// Stops the timer of a vCPU that has left.
+    pub fn stop_alarm(&mut self, kicks: &KickRegistration<'_>) -> Result<(), MachineError> {
+        self.alarm = None;
+        kicks
+            .set_alarm(None)
+            .map_err(MachineError::host("set the timer of a vCPU"))
+    }
+
     /// Sets the fields of `kvm_run` that KVM takes at the next entry, whatever the vCPU left there.
     pub fn write_run_page(&self, vcpu: &mut VcpuFd) {
         let run = vcpu.get_kvm_run();

@@ -65,11 +65,20 @@ impl UserChip {
                 })
             })
             .collect();
-        let remote = |cpu| nodes.as_ref().and_then(|nodes| nodes.target(cpu));
-        let target = |(cpu, inbox): (usize, &Arc<LocalTarget>)| {
-            remote(cpu).unwrap_or_else(|| Arc::clone(inbox) as _)
-        };
-        let targets = inboxes.iter().enumerate().map(target).collect();
+        let targets = (0..)
+            .zip(&inboxes)
+            .map(|(cpu, inbox)| -> Arc<dyn Target> {
+                let here = Arc::clone(inbox);
+                match &nodes {
+                    Some(nodes) => Arc::new(PlacedTarget {
+                        nodes: Arc::clone(nodes),
+                        cpu,
+                        here,
+                    }),
+                    None => here,
+                }
+            })
+            .collect();
         // The state of every local APIC until its CPU changes it.
         let routing = new_local_apic(0).routing().pack();
         Self {
@@ -108,7 +117,7 @@ impl UserChip {
 
     /// Delivers an event to a CPU of this node.
     pub fn deliver(&self, cpu: u8, event: Event) {
-        if let Some(target) = self.targets.get(usize::from(cpu)) {
+        if let Some(target) = self.inboxes.get(usize::from(cpu)) {
             target.post(event);
         }
     }
@@ -175,6 +184,21 @@ impl Target for LocalTarget {
         if self.inbox.post(event) {
             self.kick.kick();
         }
+    }
+}
+
+/// A vCPU that may be on this host or on another one.
+#[derive(Debug)]
+struct PlacedTarget {
+    nodes: Arc<Nodes>,
+    cpu: u8,
+    /// What takes its events while it is on this host.
+    here: Arc<LocalTarget>,
+}
+
+impl Target for PlacedTarget {
+    fn post(&self, event: Event) {
+        self.nodes.post(self.cpu, event, || self.here.post(event));
     }
 }
 

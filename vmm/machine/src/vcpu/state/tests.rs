@@ -66,7 +66,7 @@ impl Host {
         let control = Control::new(1).unwrap();
         let interrupts = InterruptController::new(Irqchip::User, &vm, &control, None).unwrap();
         let model = CpuModel {
-            supported: supported.as_slice(),
+            supported: supported.as_slice().to_vec(),
             cpus: 1,
             emulated: is_emulated(),
             nodes: None,
