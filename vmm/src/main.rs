@@ -12,7 +12,7 @@ use ssi_hv::{compute, instance, logging, open_files, progress, stderr};
 
 use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
-    Failure, bench, control, doctor, man, node, pki, plug, print, report, status, top, up,
+    Failure, bench, control, doctor, man, moving, node, pki, plug, print, report, status, top, up,
 };
 
 fn main() -> process::ExitCode {
@@ -88,6 +88,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Status(config) => status::status(&config),
         Action::Top(config) => top::top(&config),
         Action::Control(command) => control::control(&command),
+        Action::Move(config) => moving::move_vcpu(&config),
         Action::Hotplug(config) => plug::hotplug(&config),
         Action::BenchMemory(config) => bench::memory(&config),
         Action::BenchCoherence(config) => bench::coherence(&config),

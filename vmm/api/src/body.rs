@@ -132,6 +132,29 @@ pub struct BalloonBody {
     pub actual_bytes: u64,
 }
 
+/// Where a vCPU is to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MoveTarget {
+    /// The vCPU.
+    pub cpu: u32,
+    /// The node: `primary`, or its number or address in the status.
+    pub node: String,
+}
+
+/// Where a vCPU runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct MoveBody {
+    /// The vCPU.
+    pub cpu: u32,
+    /// The number of the node in the status; 0 is the primary.
+    pub node: u32,
+    /// The address of the node; `null` for the primary.
+    pub address: Option<String>,
+}
+
 /// The requested memory of a guest beyond that of its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -6,7 +6,10 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Value, json};
 
-use crate::body::{BalloonBody, BalloonTarget, ErrorBody, HotplugBody, HotplugTarget, StateBody};
+use crate::body::{
+    BalloonBody, BalloonTarget, ErrorBody, HotplugBody, HotplugTarget, MoveBody, MoveTarget,
+    StateBody,
+};
 use crate::exit::ExitCode;
 use crate::report::{self, RUNNING, Report};
 use crate::status::{self, Everything, NodeCounters};
@@ -73,6 +76,8 @@ fn the_small_bodies_of_the_interface_are_those_of_the_types() {
         "BalloonTarget": schema_of::<BalloonTarget>(true),
         "Hotplug": schema_of::<HotplugBody>(true),
         "HotplugTarget": schema_of::<HotplugTarget>(true),
+        "Move": schema_of::<MoveBody>(true),
+        "MoveTarget": schema_of::<MoveTarget>(true),
     });
     for schema in expected.as_object_mut().expect("an object").values_mut() {
         let schema = schema.as_object_mut().expect("an object");

@@ -32,6 +32,22 @@ pub struct ShutdownConfig {
     pub wait: u32,
 }
 
+/// The flags of `ssi-hv move`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct MoveConfig {
+    /// The VM, by its name or process id
+    #[arg(value_name = "VM")]
+    pub vm: String,
+
+    /// The vCPU, by its number
+    #[arg(long, value_name = "N")]
+    pub cpu: u32,
+
+    /// The node on which it is to run: primary, or its number or address in the status
+    #[arg(long, value_name = "NODE")]
+    pub to: String,
+}
+
 /// The flags of `ssi-hv hotplug`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct HotplugConfig {

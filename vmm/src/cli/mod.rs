@@ -79,6 +79,8 @@ enum Command {
     Shutdown(control::ShutdownConfig),
     /// End a VM at once, like a power cut
     Kill(ControlConfig),
+    /// Move a vCPU of a VM on several hosts to another one, while the guest runs
+    Move(control::MoveConfig),
     /// Add memory to a running VM, or remove it
     Hotplug(control::HotplugConfig),
     /// Check whether this host is ready, and how to fix what is not
@@ -122,6 +124,8 @@ pub enum Action {
     Top(TopConfig),
     /// Control a VM: pause, resume or end it.
     Control(ControlCommand),
+    /// Move a vCPU to another host.
+    Move(control::MoveConfig),
     /// Give a VM more memory.
     Hotplug(control::HotplugConfig),
     /// Look at this host.
@@ -261,6 +265,7 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
         Command::Resume(config) => Action::Control(ControlCommand::Resume(config)),
         Command::Shutdown(config) => Action::Control(ControlCommand::Shutdown(config)),
         Command::Kill(config) => Action::Control(ControlCommand::Kill(config)),
+        Command::Move(config) => Action::Move(config),
         Command::Hotplug(config) => Action::Hotplug(config),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod control;
 pub mod doctor;
 pub mod man;
+pub mod moving;
 pub mod node;
 pub mod pki;
 pub mod plug;

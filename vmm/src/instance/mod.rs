@@ -9,6 +9,7 @@ mod hotplug_routes;
 mod links;
 mod memory;
 mod metrics;
+mod move_routes;
 mod nodes;
 mod numa;
 mod observe;

@@ -107,6 +107,33 @@ impl NodesSeen {
         self.lock().has_ended = true;
     }
 
+    /// The number of a node that is named `primary`, or by its number or address.
+    pub fn place_of(&self, name: &str) -> Option<u32> {
+        if name == "primary" {
+            return Some(0);
+        }
+        let address = (1..).zip(&self.addresses);
+        let mut address = address.filter(|(_, address)| *address == name);
+        let place = address.next().map(|(place, _)| place);
+        place.or_else(|| name.parse().ok())
+    }
+
+    /// The names of all nodes, for messages.
+    pub fn names(&self) -> Vec<String> {
+        let address = (1..).zip(&self.addresses);
+        let others = address.map(|(place, address)| format!("{place} ({address})"));
+        ["0 (primary)".to_owned()]
+            .into_iter()
+            .chain(others)
+            .collect()
+    }
+
+    /// The address of a node; none of the primary.
+    pub fn address_of(&self, place: u32) -> Option<String> {
+        let index = usize::try_from(place).ok()?.checked_sub(1)?;
+        self.addresses.get(index).cloned()
+    }
+
     /// What all nodes do; the vCPUs of this node are those of `machine`.
     pub fn now(&self, machine: Option<&MachineHandle>, is_paused: bool) -> Reported {
         let threads = machine.map(MachineHandle::vcpu_threads).unwrap_or_default();
@@ -117,8 +144,11 @@ impl NodesSeen {
             (state.seen.clone(), state.has_ended)
         };
         let now = Instant::now();
+        let owners = machine
+            .and_then(MachineHandle::vcpu_nodes)
+            .unwrap_or_else(|| self.owners.clone());
         let mut all = Reported {
-            vcpus: self.vcpus_unknown(),
+            vcpus: vcpus_unknown(&owners),
             ..Reported::default()
         };
         let mut hottest = Hottest::default();
@@ -146,7 +176,8 @@ impl NodesSeen {
             if is_up {
                 self.set_vcpus(place, &observed, is_paused, &mut all.vcpus);
             }
-            all.nodes.push(self.node(place, state, age, &observed));
+            let node = self.node(place, &owners, state, age, &observed);
+            all.nodes.push(node);
             all.requests.push(observed.requests);
             all.holds.push(observed.holds);
         }
@@ -155,17 +186,6 @@ impl NodesSeen {
             hottest: hottest.list(),
         };
         all
-    }
-
-    fn vcpus_unknown(&self) -> Vec<VcpuNow> {
-        let owners = (0..).zip(&self.owners);
-        let unknown = owners.map(|(cpu, node)| VcpuNow {
-            cpu,
-            node: (*node).into(),
-            state: VcpuState::Unknown,
-            page: None,
-        });
-        unknown.collect()
     }
 
     /// Enters the vCPUs of a node; what it says of those of others does not count.
@@ -185,9 +205,16 @@ impl NodesSeen {
         }
     }
 
-    fn node(&self, place: u8, state: NodeState, age: Option<Duration>, from: &Observed) -> Node {
+    fn node(
+        &self,
+        place: u8,
+        owners: &[u8],
+        state: NodeState,
+        age: Option<Duration>,
+        from: &Observed,
+    ) -> Node {
         let index = usize::from(place).checked_sub(1);
-        let cpus = (0..).zip(&self.owners);
+        let cpus = (0..).zip(owners);
         let cpus = cpus.filter(|(_, owner)| **owner == place);
         Node {
             id: place.into(),
@@ -206,6 +233,17 @@ impl NodesSeen {
             ..Node::default()
         }
     }
+}
+
+/// vCPUs of which only the node is known.
+fn vcpus_unknown(owners: &[u8]) -> Vec<VcpuNow> {
+    let unknown = (0..).zip(owners).map(|(cpu, node)| VcpuNow {
+        cpu,
+        node: (*node).into(),
+        state: VcpuState::Unknown,
+        page: None,
+    });
+    unknown.collect()
 }
 
 fn read(node: u8, report: &[u8]) -> Option<Observed> {
@@ -390,6 +428,24 @@ mod tests {
             (paused[1].state, paused[2].state),
             (VcpuState::Paused, VcpuState::Page)
         );
+    }
+
+    #[test]
+    fn a_node_is_named_by_its_number_or_address() {
+        let seen = seen();
+        for (name, place) in [
+            ("primary", Some(0)),
+            ("0", Some(0)),
+            ("2", Some(2)),
+            ("c:7000", Some(2)),
+            ("d:7000", None),
+            ("-1", None),
+        ] {
+            assert_eq!(seen.place_of(name), place, "{name}");
+        }
+        assert_eq!(seen.names(), ["0 (primary)", "1 (b:7000)", "2 (c:7000)"]);
+        assert_eq!(seen.address_of(2).as_deref(), Some("c:7000"));
+        assert_eq!((seen.address_of(0), seen.address_of(9)), (None, None));
     }
 
     #[test]

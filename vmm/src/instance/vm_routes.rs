@@ -6,7 +6,7 @@ use devices::virtio::Balloon;
 
 use super::supervisor::OperationError;
 use super::vm::{BootedVm, Instance, starting};
-use super::{hotplug_routes, metrics, observe};
+use super::{hotplug_routes, metrics, move_routes, observe};
 use crate::config::GUEST_MEMORY_MIN;
 use crate::control_socket::protocol::{
     BalloonBody, BalloonTarget, PAUSE_TIME_MAX, Refusal, RefusalCode, StateBody,
@@ -50,6 +50,14 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
             instance.supervisor.kill();
             state_answer(202, Ok(VmState::Ending))
         })
+    },
+    Route {
+        takes_body: true,
+        ..change(
+            "/v1/move",
+            &[RefusalCode::State, RefusalCode::Starting, RefusalCode::Late],
+            move_routes::move_vcpu,
+        )
     },
     Route {
         refuses: &[RefusalCode::State, RefusalCode::Starting],

@@ -18,7 +18,7 @@ use crate::support::kvm_is_there;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Starts a VM with 2 vCPUs, the second of them on the node, which may have options.
-fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Child {
+pub(super) fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Child {
     let kernel = place.directory.path().join("kernel");
     fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
     let kernel = kernel.to_str().expect("UTF-8");
@@ -35,8 +35,21 @@ fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Child {
     command.spawn().expect("it starts")
 }
 
+/// Starts a VM without other nodes.
+pub(super) fn alone(place: &Place, code: &[u8]) -> Child {
+    let kernel = place.directory.path().join("kernel");
+    fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
+    let kernel = kernel.to_str().expect("UTF-8");
+    let arguments = [
+        "run", "--kernel", kernel, "--memory", "64M", "--name", "two",
+    ];
+    let mut command = place.command(&arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("it starts")
+}
+
 /// Starts a VM that runs until it is ended, and waits until its guest runs.
-fn halted(place: &Place, node: &str) -> Child {
+pub(super) fn halted(place: &Place, node: &str) -> Child {
     let mut vm = start(place, node, halt_for_ever::code(), &[]);
     let console = vm.stdout.as_mut().expect("a pipe");
     assert!(end::is_readable(console, end::LIMIT), "the guest is silent");
@@ -49,7 +62,7 @@ fn halted(place: &Place, node: &str) -> Child {
 }
 
 /// The processes that a process has started.
-fn children_of(pid: &str) -> Vec<String> {
+pub(super) fn children_of(pid: &str) -> Vec<String> {
     let processes = fs::read_dir("/proc").expect("/proc");
     let names = processes.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let is_child = |process: &String| {
@@ -60,7 +73,7 @@ fn children_of(pid: &str) -> Vec<String> {
     names.filter(is_child).collect()
 }
 
-fn signal(pid: &str, signal: libc::c_int) {
+pub(super) fn signal(pid: &str, signal: libc::c_int) {
     let pid = pid.parse().expect("a process id");
     // SAFETY: sends a signal to a process that this test has started.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
@@ -81,11 +94,11 @@ fn is_left_alone(place: &Place, node: &Running) {
     }
 }
 
-fn code_of(output: &Output) -> Option<i32> {
+pub(super) fn code_of(output: &Output) -> Option<i32> {
     output.status.code()
 }
 
-fn code(code: ExitCode) -> Option<i32> {
+pub(super) fn code(code: ExitCode) -> Option<i32> {
     Some(code.code().into())
 }
 

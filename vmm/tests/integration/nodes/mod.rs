@@ -1,6 +1,7 @@
 //! Guests whose vCPUs are in several processes.
 
 mod commands;
+mod moves;
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,7 +14,8 @@ use memory_fabric::compute::{ComputeRequest, ComputeTable, Listeners, Membership
 use memory_fabric::guest_memory::GuestMemory;
 use ssi_hv::compute::{Joined, VmProcess, byte_ranges, random_vm};
 use ssi_hv::machine::{
-    ConsoleConfig, Irqchip, Machine, MachineConfig, MachineHandle, Outcome, guest_memory_ranges,
+    ConsoleConfig, Irqchip, Machine, MachineConfig, MachineHandle, MoveError, Outcome,
+    guest_memory_ranges,
 };
 use tiny_guests::apic::X2APIC_FLAG;
 use tiny_guests::nodes::work_on_two_nodes;
@@ -125,6 +127,36 @@ fn works(x2apic: bool) {
     run_in_two_processes(x2apic, |handle, said| {
         while said.recv_timeout(LIMIT)? != b'b' {}
         assert!(handle.press_power_button());
+        Ok(())
+    });
+}
+
+/// Both CPUs change places with each other for as long as the guest works.
+#[test]
+fn two_cpus_that_move_between_two_processes_work_together() {
+    if !kvm_is_there() {
+        return;
+    }
+    run_in_two_processes(false, |handle, said| {
+        let moving = handle.clone();
+        let moving = thread::spawn(move || {
+            let mut moves = 0;
+            for (cpu, node) in [(1, 0), (0, 1), (0, 0), (1, 1)].into_iter().cycle() {
+                match moving.move_vcpu(cpu, node) {
+                    Ok(()) => moves += 1,
+                    Err(MoveError::Ended) => break,
+                    // On a busy host; the deadline is that of the guest.
+                    Err(MoveError::Late { .. } | MoveError::Moves { .. }) => {}
+                    Err(error) => panic!("move {moves}: {error}"),
+                }
+            }
+            moves
+        });
+        while said.recv_timeout(LIMIT)? != b'b' {}
+        assert!(handle.press_power_button());
+        let moves = moving.join().expect("it moves");
+        println!("{moves} moves");
+        assert!(moves > 100, "{moves} moves");
         Ok(())
     });
 }
