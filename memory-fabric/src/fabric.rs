@@ -6,12 +6,14 @@ mod config;
 mod connections;
 mod engine;
 mod hotplug;
+mod leases;
 mod replicas;
 mod sealing;
 mod sources;
 mod threads;
 
 use crate::discard::Discarder;
+pub use crate::drain::{DrainState, DrainSummary};
 use crate::guest_memory::GuestMemory;
 pub use crate::homes::LocalUse;
 use crate::homes::{HomeTable, Loan, LocalNode, NodeId, Plan};
@@ -30,6 +32,7 @@ use crate::view::{FabricView, LentBy, VmMemory};
 pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, SPIN_DEFAULT};
 use engine::Engine;
 pub use fabric_replicas::capacity as replicated_blocks;
+pub use hotplug::{DrainError, Drains};
 pub use hotplug::{Hotplug, HotplugError, PlugError};
 pub use sealing::Sealing;
 use sources::Sources;
@@ -136,8 +139,8 @@ impl Fabric {
         let lent = sources.lent();
         let ids = &config.nodes;
         let donors = &ids.donors[..lent.len()];
-        let joiners = config.hotplug.map_or(&[][..], |_| &ids.joiners);
-        let mut nodes = Nodes::new(donors, joiners);
+        // For added memory, or for the memory of a donor that is drained.
+        let mut nodes = Nodes::new(donors, &ids.joiners);
         let mut homes = HomeTable::new(local, &config.ram, config.hotplug).with_links(nodes.all());
         let mut replicas = None;
         let loans: Vec<Loan> = if config.replicated && !lent.is_empty() {
@@ -188,6 +191,7 @@ impl Fabric {
             },
             lent_by: Arc::new(RwLock::new(lent_by.collect())),
             requested_blocks: Arc::default(),
+            drain: Arc::default(),
         };
         let is_paged = config.hotplug.is_some() || !matches!(sources, Sources::None);
         let engine = is_paged
@@ -237,6 +241,15 @@ impl Fabric {
     #[must_use]
     pub fn hotplug(&self) -> Option<Hotplug> {
         self.engine.as_ref()?.hotplug().cloned()
+    }
+
+    /// Drains donors. `None` when all memory is local, or has replicas.
+    #[must_use]
+    pub fn drains(&self) -> Option<Drains> {
+        let engine = self.engine.as_ref();
+        engine
+            .filter(|_| self.view.vm().replicas.is_none())
+            .map(Engine::drains)
     }
 
     /// What pages of remote faults came by at the start.
@@ -306,8 +319,10 @@ impl Fabric {
         let links = engine.map(Engine::stop).unwrap_or_default();
         let mut nodes = view.nodes();
         for (link, node) in links.into_iter().zip(nodes.iter_mut().skip(1)) {
-            node.own_count = Some(link.release());
-            returned();
+            if let Some(link) = link {
+                node.own_count = Some(link.release());
+                returned();
+            }
         }
         nodes
     }

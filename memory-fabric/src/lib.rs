@@ -48,6 +48,7 @@ extern crate self as memory_fabric;
 pub mod compute;
 pub mod discard;
 pub mod donor;
+mod drain;
 pub mod fabric;
 pub mod heat;
 pub mod link;

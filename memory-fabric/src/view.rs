@@ -3,6 +3,7 @@
 //! Everything here is a load: no lock of the pager is taken, and guest memory is never accessed.
 
 use crate::discard::{DiscardMailbox, Discarder};
+use crate::drain::{Drain, DrainSummary};
 use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
 use crate::homes::{BLOCK_BYTES, NodeId, Plan};
@@ -83,6 +84,9 @@ pub struct AddedSummary {
 /// their counters.
 pub(crate) type Lenders = Arc<RwLock<Vec<LentBy>>>;
 
+/// The last drain of a donor, if any.
+pub(crate) type LastDrain = Arc<RwLock<Option<Drain>>>;
+
 /// A lender.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LentBy {
@@ -114,6 +118,7 @@ pub(crate) struct VmMemory {
     pub lent_by: Lenders,
     /// Number of requested blocks of added memory.
     pub requested_blocks: Arc<AtomicU32>,
+    pub drain: LastDrain,
 }
 
 impl VmMemory {
@@ -241,6 +246,15 @@ impl FabricView {
             requested_bytes: u64::from(requested) * BLOCK_BYTES,
             plugged_bytes: u64::from(self.vm.plan.homes.added_blocks()) * BLOCK_BYTES,
         })
+    }
+
+    /// Returns the progress of the last drain of a donor, if any.
+    #[must_use]
+    pub fn drain(&self) -> Option<DrainSummary> {
+        // Written only when a drain begins or ends.
+        let drain = self.vm.drain.read();
+        let drain = drain.unwrap_or_else(PoisonError::into_inner);
+        drain.as_ref().map(Drain::summary)
     }
 
     /// Returns the state of replicated memory; `None` without replicas.

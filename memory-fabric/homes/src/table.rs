@@ -2,6 +2,8 @@
 //!
 //! The words of blocks that never had a home are never written, and take no memory.
 
+mod moves;
+
 use super::local::LocalNode;
 use super::node::{NODE_IDS, NodeId};
 use fabric_pages::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};

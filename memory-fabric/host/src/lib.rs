@@ -1,6 +1,7 @@
 //! Host services that crates of the memory fabric and of the monitor share: memory mappings,
 //! waiting, scheduling, file locks, counters. Has no knowledge of guests or networks.
 
+mod allowance;
 mod file_lock;
 mod mapping;
 pub mod metrics;
@@ -8,6 +9,7 @@ pub mod poll;
 pub mod slices;
 mod spin;
 
+pub use allowance::Allowance;
 pub use file_lock::lock_file;
 pub use mapping::{Advice, Mapping, UNMAP_RANGES_MAX, ZeroedSlice};
 pub use spin::Spin;

@@ -14,6 +14,7 @@ use crate::member::{Member, Purpose};
 use crate::placement::Place;
 use crate::transport::{ReplicatedTransport, offset_at};
 use fabric_homes::{BLOCK_BYTES, BLOCK_PAGES};
+use fabric_host::Allowance;
 use fabric_pages::page::{PAGE_SIZE, PageBytes, is_zero};
 use std::time::{Duration, Instant};
 
@@ -89,9 +90,8 @@ pub(crate) struct Repairs {
     has_repaired: bool,
     readmissions: Vec<Readmission>,
     pub readmission_unit: Duration,
-    /// Since when pages are allowed, and their number then.
-    filled_at: Option<Instant>,
-    allowed: u64,
+    /// Pages that may be copied.
+    allowance: Allowance,
     due: Option<Instant>,
 }
 
@@ -113,8 +113,7 @@ impl Repairs {
             has_repaired: false,
             readmissions: Vec::new(),
             readmission_unit: READMISSION_UNIT,
-            filled_at: None,
-            allowed: 0,
+            allowance: Allowance::new(REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64, BURST_PAGES),
             due: None,
         }
     }
@@ -217,20 +216,11 @@ impl Repairs {
 
     /// Takes a page from the allowance.
     fn may_copy(&mut self, now: Instant) -> bool {
-        let filled_at = *self.filled_at.get_or_insert(now);
-        let rate = u128::from(REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64);
-        let earned = now.saturating_duration_since(filled_at).as_micros() * rate / 1_000_000;
-        let earned = u64::try_from(earned).unwrap_or(BURST_PAGES);
-        if earned > 0 {
-            self.filled_at = Some(now);
-            self.allowed = (self.allowed + earned).min(BURST_PAGES);
+        let is_allowed = self.allowance.take(now, 1) > 0;
+        if !is_allowed {
+            self.due = Some(now + Allowance::PAUSE);
         }
-        if self.allowed == 0 {
-            self.due = Some(now + Duration::from_millis(1));
-            return false;
-        }
-        self.allowed -= 1;
-        true
+        is_allowed
     }
 }
 

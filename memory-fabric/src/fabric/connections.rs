@@ -33,7 +33,7 @@ pub(super) struct Connections {
     /// For prefetching; empty without it.
     pub ahead: Transports,
     /// Dropped before the links, whose leases they use.
-    pub rdma_links: Vec<RdmaLink>,
+    pub rdma_links: Vec<Option<RdmaLink>>,
     pub links: Vec<Link>,
     /// Why some donors are not used over RDMA although this was tried.
     pub rdma_refusals: Vec<String>,
@@ -146,7 +146,7 @@ impl Connections {
             rdma_stats,
             Arc::clone(&path),
         ));
-        self.rdma_links.extend(rdma);
+        self.rdma_links.push(rdma);
         let compression = match lent_by.is_sealed {
             true => Compression::Off,
             false => config.compression,

@@ -3,7 +3,8 @@
 
 use super::adapt::Adapter;
 use super::connections::Connections;
-use super::hotplug::{Hotplug, Parts};
+use super::hotplug::{BootEvents, Drains, Hotplug, Parts};
+use super::leases::{Leases, LeasesHeld};
 use super::replicas;
 use super::sealing::Sealer;
 use super::sources::Sources;
@@ -12,7 +13,6 @@ use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
 use crate::discard::Discarder;
 use crate::fingerprint::FingerprintTable;
 use crate::heat::Touches;
-use crate::link::rdma::RdmaLink;
 use crate::link::{Link, describe};
 use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
@@ -41,10 +41,8 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
 pub(super) struct Engine {
     adapter: Option<Adapter>,
     threads: PagerThreads,
-    hotplug: Option<ClosedOnDrop>,
-    /// Dropped before the links, whose leases they use.
-    rdma_links: Vec<RdmaLink>,
-    links: Vec<Link>,
+    hotplug: ClosedOnDrop,
+    leases: LeasesHeld,
     discarder: Discarder,
     rdma_refusals: Vec<String>,
     /// The slowest link at the start.
@@ -119,13 +117,14 @@ impl Engine {
         let classes = wakes.iter().map(|(class, _)| *class).collect();
         let mut lent_by = vm.lent_by();
         let lent_bytes: Vec<u64> = sources.lent().iter().map(|(_, bytes)| *bytes).collect();
+        let boot_events = BootEvents::new(observer);
         let of_links = match &vm.replicas {
             Some(set) => {
                 let threads = wakes.iter().map(|(_, wake)| *wake);
                 replicas::wake_by(set, threads).map_err(system("duplicate an eventfd"))?;
                 replicas::link_observer(set, nodes, observer)
             }
-            None => Arc::clone(observer),
+            None => boot_events.observer(),
         };
         let Connections {
             mut urgent,
@@ -204,7 +203,9 @@ impl Engine {
             threads.spawn("pager-prefetch", || prefetcher.run())?;
         }
 
-        let (to_adapter, changes) = bounded(2 * joiners);
+        // Each joins and leaves, and each of the start may leave.
+        let (to_adapter, changes) = bounded(2 * joiners + nodes.fixed());
+        let leases = Leases::new(rdma_links, links);
         let parts = Parts {
             requested_blocks: Arc::clone(&vm.requested_blocks),
             discarder: discarder.clone(),
@@ -212,10 +213,13 @@ impl Engine {
             lenders: Arc::clone(&vm.lent_by),
             adapter: to_adapter,
             sealer,
+            leases: leases.clone(),
+            boot_events,
+            drain: Arc::clone(&vm.drain),
             shared,
         };
-        let hotplug = Hotplug::new(parts, config, observer).map(ClosedOnDrop);
-        let follows = !followed.is_empty() || hotplug.is_some();
+        let hotplug = ClosedOnDrop(Hotplug::new(parts, config, observer));
+        let follows = !followed.is_empty() || config.hotplug.is_some();
         let adapter = follows
             .then(|| {
                 let (stats, nodes) = (Arc::clone(&vm.stats), Arc::clone(nodes));
@@ -226,8 +230,7 @@ impl Engine {
             adapter: adapter.map_err(system("start a thread"))?,
             threads,
             hotplug,
-            rdma_links,
-            links,
+            leases: LeasesHeld(leases),
             discarder,
             rdma_refusals,
             slowest,
@@ -244,7 +247,12 @@ impl Engine {
     }
 
     pub(super) fn hotplug(&self) -> Option<&Hotplug> {
-        self.hotplug.as_ref().map(|hotplug| &hotplug.0)
+        let has_addresses = self.shared().homes.added().is_some();
+        has_addresses.then_some(&self.hotplug.0)
+    }
+
+    pub(super) fn drains(&self) -> Drains {
+        self.hotplug.0.drains()
     }
 
     /// Returns why donors are not used over RDMA although this was tried.
@@ -258,17 +266,18 @@ impl Engine {
     }
 
     /// Stops everything except the leases of the guest's start, and returns their links.
-    pub(super) fn stop(self) -> Vec<Link> {
+    /// A donor that was drained has none.
+    pub(super) fn stop(self) -> Vec<Option<Link>> {
         let Self {
             adapter,
             threads,
             hotplug,
-            rdma_links,
-            links,
+            leases,
             ..
         } = self;
         // Drop order: no thread of the pager uses a connection that has ended.
-        drop((adapter, threads, hotplug, rdma_links));
-        links
+        drop((adapter, threads, hotplug));
+        leases.0.end_rdma();
+        leases.0.take_links()
     }
 }

@@ -1,11 +1,14 @@
 //! Adds memory to a running VM: donors join, blocks get a home, donors leave.
 
+mod boot_events;
+mod drain;
 mod events;
 mod join;
 mod leave;
 mod transports;
 
 use super::adapt::Change;
+use super::leases::Leases;
 use super::sealing::Sealer;
 use super::{DonorAddress, FabricConfig, FabricError, FabricObserver};
 use crate::discard::{DISCARD_TIME_MAX, DiscardError, Discarder};
@@ -13,11 +16,14 @@ use crate::homes::pools::Pools;
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
 use crate::link::Link;
 use crate::link::rdma::RdmaLink;
-use crate::page::PageRange;
+use crate::page::{PageIndex, PageRange};
 use crate::pager::Shared;
-use crate::view::Lenders;
+use crate::view::{LastDrain, Lenders};
 use crate::wire::TrafficClass;
+pub(in crate::fabric) use boot_events::BootEvents;
 use crossbeam_channel::Sender;
+pub use drain::{DrainError, Drains};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,7 +77,7 @@ pub enum HotplugError {
 pub struct Hotplug(Arc<Inner>);
 
 pub(super) struct Inner {
-    /// The addresses of memory that can be added: whole blocks.
+    /// The addresses of memory that can be added: whole blocks, or none.
     pages: PageRange,
     requested_blocks: Arc<AtomicU32>,
     shared: Arc<Shared>,
@@ -83,6 +89,12 @@ pub(super) struct Inner {
     lenders: Lenders,
     adapter: Sender<Change>,
     sealer: Arc<Sealer>,
+    /// The leases of the guest's start, and their events.
+    leases: Leases,
+    boot_events: BootEvents,
+    drain: LastDrain,
+    /// For each link, the first slot of the loan that was never a home.
+    next_slots: Mutex<HashMap<usize, u32>>,
     state: Mutex<State>,
 }
 
@@ -103,6 +115,8 @@ struct State {
     closed: bool,
     /// Threads that end the leases of leaving donors.
     leaving: Vec<JoinHandle<()>>,
+    /// Where the loss of a donor is announced while another is drained.
+    news: Option<Sender<()>>,
 }
 
 /// A slot for a donor.
@@ -126,15 +140,14 @@ pub(super) struct Parts {
     pub lenders: Lenders,
     pub adapter: Sender<Change>,
     pub sealer: Arc<Sealer>,
+    pub leases: Leases,
+    pub boot_events: BootEvents,
+    pub drain: LastDrain,
 }
 
 impl Hotplug {
-    /// Returns `None` when the configuration has no addresses for added memory.
-    pub(super) fn new(
-        parts: Parts,
-        config: &FabricConfig,
-        observer: &FabricObserver,
-    ) -> Option<Self> {
+    /// Creates it without donors that have joined.
+    pub(super) fn new(parts: Parts, config: &FabricConfig, observer: &FabricObserver) -> Self {
         let Parts {
             requested_blocks,
             shared,
@@ -143,8 +156,12 @@ impl Hotplug {
             lenders,
             adapter,
             sealer,
+            leases,
+            boot_events,
+            drain,
         } = parts;
-        let pages = shared.homes.added()?;
+        let none = PageRange::new(PageIndex::new(0), 0);
+        let pages = shared.homes.added().unwrap_or(none);
         let config = FabricConfig {
             replay: Vec::new(),
             ..config.clone()
@@ -156,8 +173,9 @@ impl Hotplug {
             joining: false,
             closed: false,
             leaving: Vec::new(),
+            news: None,
         };
-        Some(Self(Arc::new(Inner {
+        Self(Arc::new(Inner {
             pages,
             requested_blocks,
             shared,
@@ -168,8 +186,17 @@ impl Hotplug {
             lenders,
             adapter,
             sealer,
+            leases,
+            boot_events,
+            drain,
+            next_slots: Mutex::default(),
             state: Mutex::new(state),
-        })))
+        }))
+    }
+
+    /// Returns what drains donors.
+    pub(super) fn drains(&self) -> Drains {
+        Drains(Arc::clone(&self.0))
     }
 
     /// Returns the pages that may be added.
@@ -290,6 +317,7 @@ impl Hotplug {
         let (leaving, links) = {
             let mut state = inner.lock();
             state.closed = true;
+            state.news = None;
             let links: Vec<_> = state.joiners.iter_mut().map(|j| j.links.take()).collect();
             (std::mem::take(&mut state.leaving), links)
         };

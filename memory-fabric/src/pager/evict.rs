@@ -7,10 +7,12 @@
 
 mod discard;
 mod judge;
+mod moves;
 
 use super::ahead::{AheadQueue, Oldest};
 use super::mailbox::EvictorInbox;
 use super::ranking::Ranking;
+use super::relocate::Relocation;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::homes::Eviction;
@@ -45,6 +47,8 @@ pub(crate) struct Evictor {
     filling: Option<Filling>,
     /// Pages that the guest has freed.
     discards: Discards,
+    /// Blocks that move to other donors.
+    relocation: Relocation,
     waiter: Waiter,
 }
 
@@ -90,6 +94,7 @@ impl Evictor {
             dropping: None,
             filling: None,
             discards: Discards::default(),
+            relocation: Relocation::new(),
             waiter,
         }
     }
@@ -105,7 +110,11 @@ impl Evictor {
         let fds = [self.inbox.fd()];
         loop {
             let mut worked = self.complete()?;
-            worked |= self.inbox.apply_changes(&mut self.transports);
+            if let Some(link) = self.inbox.apply_change(&mut self.transports) {
+                self.relocation.leave(link, &shared.homes);
+                worked = true;
+            }
+            worked |= self.move_blocks();
             worked |= self.discard_freed()?;
             if self.is_filling() && shared.lifecycle.needs_memory() {
                 self.ranking.take_in(&shared.map, &self.inbox);
@@ -123,6 +132,7 @@ impl Evictor {
             if lifecycle.is_late() || is_done() {
                 return Ok(());
             }
+            self.waiter.set_due(self.relocation.due());
             let slept = self.waiter.idle(&fds, &mut self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
                 self.inbox.clear_wake();
@@ -246,17 +256,25 @@ impl Evictor {
         let mut result = Ok(());
         let mut any = false;
         let mut transports = std::mem::take(&mut self.transports);
-        for transport in &mut transports {
+        for (link, transport) in transports.iter_mut().enumerate() {
             transport.poll(&mut |completion| {
                 any = true;
                 let Ticket(ticket) = match completion {
+                    Completion::Written(ticket) if Relocation::is_for_move(ticket) => {
+                        self.moved_page(link, ticket);
+                        return;
+                    }
+                    Completion::Read(ticket, bytes) => {
+                        self.read_to_move(link, ticket, bytes);
+                        return;
+                    }
                     Completion::Written(ticket) => ticket,
                     Completion::Dropped(pages) => {
                         let dropped = &self.shared.stats.free_pages.dropped_at_home;
                         dropped.add(u64::from(pages));
                         return;
                     }
-                    _ => unreachable!("no read is posted here"),
+                    _ => unreachable!("only single pages are read here, to move them"),
                 };
                 let (page, donor) = self.writing[ticket as usize]
                     .take()

@@ -122,7 +122,10 @@ impl FaultThread {
         let mut looks_for_faults = true;
         loop {
             let mut worked = self.retry()?;
-            worked |= self.inbox.apply_changes(&mut self.transports);
+            if let Some(donor) = self.inbox.apply_change(&mut self.transports) {
+                self.serve_elsewhere(donor);
+                worked = true;
+            }
             if looks_for_faults && self.deferred.len() < DEFERRED_MAX {
                 let read = shared
                     .uffd
@@ -158,6 +161,28 @@ impl FaultThread {
                 }
                 looks_for_faults = wake == 0 || self.waiter.is_ready(0);
             }
+        }
+    }
+
+    /// Serves the faults whose requests to a donor are not answered any more, because its transport
+    /// was removed: their pages have other homes by now.
+    fn serve_elsewhere(&mut self, donor: usize) {
+        for ticket in 0..self.fetches.len() {
+            let Some(fetch) = self.fetches[ticket].take_if(|fetch| fetch.donor == donor) else {
+                continue;
+            };
+            self.free_tickets
+                .push(u32::try_from(ticket).expect("a few donors"));
+            // All its waiters are woken when the page is mapped.
+            let _ = self.shared.map.entry(fetch.page).abandon_fetch();
+            self.uncharge();
+            self.deferred.push_back(Pending {
+                page: fetch.page,
+                write: fetch.write,
+                write_protected: false,
+                thread: 0,
+                read_at: fetch.read_at,
+            });
         }
     }
 

@@ -37,7 +37,7 @@ impl Lifecycle {
         self.stopping.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
 

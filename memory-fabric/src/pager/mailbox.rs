@@ -12,6 +12,7 @@ pub(crate) use prefetcher::{PrefetcherInbox, PrefetcherMailbox};
 
 use super::transports::TransportChange;
 use crate::transport::PageTransport;
+use crate::transport::vacant::Vacant;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -37,6 +38,8 @@ pub(crate) struct Port {
 struct PortInbox {
     wake: Arc<EventFd>,
     changes: Receiver<TransportChange>,
+    /// A change that waits for answers.
+    waiting: Option<TransportChange>,
 }
 
 fn port() -> io::Result<(Port, PortInbox)> {
@@ -49,6 +52,7 @@ fn port() -> io::Result<(Port, PortInbox)> {
     let inbox = PortInbox {
         wake,
         changes: receiver,
+        waiting: None,
     };
     Ok((port, inbox))
 }
@@ -72,9 +76,26 @@ impl Port {
         donor: usize,
         transport: Box<dyn PageTransport>,
     ) -> Option<Box<dyn PageTransport>> {
+        self.change(donor, transport, false)
+    }
+
+    /// Removes the thread's transport to a donor once no request on it is outstanding, and returns
+    /// it. `None` when that takes longer than [`CHANGE_TIME_MAX`], or the thread has ended; a later
+    /// call replaces this one.
+    pub(crate) fn vacate_when_idle(&self, donor: usize) -> Option<Box<dyn PageTransport>> {
+        self.change(donor, Box::new(Vacant), true)
+    }
+
+    fn change(
+        &self,
+        donor: usize,
+        transport: Box<dyn PageTransport>,
+        when_idle: bool,
+    ) -> Option<Box<dyn PageTransport>> {
         let (replaced, previous) = bounded(1);
         let change = TransportChange {
             donor,
+            when_idle,
             transport,
             replaced,
         };
@@ -95,12 +116,17 @@ impl PortInbox {
         let _ = self.wake.read();
     }
 
-    fn apply_changes(&self, transports: &mut Vec<Box<dyn PageTransport>>) -> bool {
-        let mut changed = false;
-        for change in self.changes.try_iter() {
-            change.apply(transports);
-            changed = true;
+    /// Applies the next change of the thread's transports; returns the donor.
+    fn apply_change(&mut self, transports: &mut Vec<Box<dyn PageTransport>>) -> Option<usize> {
+        // A later change replaces one that waits.
+        let waiting = self.waiting.take();
+        let change = self.changes.try_recv().ok().or(waiting)?;
+        if change.is_early(transports) {
+            self.waiting = Some(change);
+            return None;
         }
-        changed
+        let donor = change.donor;
+        change.apply(transports);
+        Some(donor)
     }
 }

@@ -14,6 +14,7 @@ mod policies;
 pub(crate) mod prefetch;
 mod queue;
 mod ranking;
+pub(crate) mod relocate;
 mod replay;
 #[cfg(test)]
 mod testing;

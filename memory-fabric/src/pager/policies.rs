@@ -2,6 +2,7 @@
 
 use crate::link::path::PathStats;
 use crate::policy::{Policy, PolicyCell, Tier};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The policies of links as they are now.
@@ -9,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Policies {
     /// One for each donor, in order; none for the loopback slab.
     paths: Box<[Arc<PathStats>]>,
+    /// Which of these donors have left.
+    left: Box<[AtomicBool]>,
     /// Donors of the start.
     fixed: usize,
     /// What donors have that joined since, as it is looked up.
@@ -24,6 +27,7 @@ impl Policies {
     pub fn new(paths: Vec<Arc<PathStats>>, fixed: usize, joiners: usize) -> Self {
         let cells = (0..joiners).map(|_| PolicyCell::new(Tier::FastTcp));
         let policies = Self {
+            left: paths.iter().map(|_| AtomicBool::new(false)).collect(),
             paths: paths.into(),
             fixed,
             joined: cells.collect(),
@@ -43,7 +47,10 @@ impl Policies {
                 path.show_in(cell);
             }
         }
-        let paths = self.paths.iter().chain(joined.iter().flatten());
+        let paths = self.paths.iter().zip(&self.left);
+        // Relaxed: it changes once, and what follows from it is a hint.
+        let paths = paths.filter(|(_, left)| !left.load(Ordering::Relaxed));
+        let paths = paths.map(|(path, _)| path).chain(joined.iter().flatten());
         if let Some(slowest) = paths.map(|path| path.tier()).max() {
             self.all.set_tier(slowest);
         }
@@ -57,6 +64,14 @@ impl Policies {
             *place = path;
         }
         drop(joined);
+        self.renew();
+    }
+
+    /// A donor of the start has left.
+    pub fn leave(&self, donor: usize) {
+        if let Some(left) = self.left.get(donor) {
+            left.store(true, Ordering::Relaxed);
+        }
         self.renew();
     }
 
@@ -118,6 +133,8 @@ mod tests {
         assert_eq!(policies.of(0), Policy::of(Tier::FastTcp));
         assert_eq!(policies.of(1), Policy::of(Tier::Slow));
         assert_eq!(policies.of(2), policies.all(), "nothing is known of it");
+        policies.leave(1);
+        assert_eq!(policies.all(), Policy::of(Tier::FastTcp), "it has left");
         assert_eq!(
             Policies::new(Vec::new(), 0, 0).all(),
             Policy::of(Tier::FastTcp)

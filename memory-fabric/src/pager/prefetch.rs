@@ -134,7 +134,10 @@ impl Prefetcher {
         let fds = [self.inbox.fd()];
         loop {
             let mut worked = self.complete()?;
-            worked |= self.inbox.apply_changes(&mut self.transports);
+            if let Some(donor) = self.inbox.apply_change(&mut self.transports) {
+                self.give_up(donor);
+                worked = true;
+            }
             if !lifecycle.is_stopping() {
                 worked |= self.carry_out();
                 worked |= self.replay()?;
@@ -160,6 +163,22 @@ impl Prefetcher {
                 self.inbox.clear_wake();
             }
             self.inbox.awake();
+        }
+    }
+
+    /// Gives up pages that a donor does not send any more, because its transport was removed.
+    fn give_up(&mut self, donor: usize) {
+        for ticket in 0..self.fetches.len() {
+            let Some(fetch) = self.fetches[ticket].take_if(|fetch| fetch.donor == donor) else {
+                continue;
+            };
+            self.free_tickets
+                .push(u32::try_from(ticket).expect("a few donors"));
+            self.pages_in_flight[donor] -= fetch.run.count;
+            fetch
+                .run
+                .iter()
+                .for_each(|page| abandon(&self.shared, page));
         }
     }
 
@@ -274,7 +293,7 @@ impl Prefetcher {
                     break;
                 }
             }
-            // Its home cannot change from here on.
+            // Bytes of this page at the home that is read from here on are the right ones.
             let target = Target::of(&shared, rest).filter(|target| self.has_room(target));
             let Some(target) = target else {
                 abandon(&shared, page);
@@ -295,6 +314,12 @@ impl Prefetcher {
                 taken += 1;
             }
             let run = PageRange::new(page, taken);
+            // The home that was read before the last pages were taken may be an old one of theirs.
+            let now = Target::of(&shared, rest);
+            if !now.is_some_and(|now| now.is_same_home(&target)) {
+                run.iter().for_each(|page| abandon(&shared, page));
+                continue;
+            }
             self.post(run, target.donor, target.offset, rest.chain);
             if spent {
                 *low = true;

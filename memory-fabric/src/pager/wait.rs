@@ -16,6 +16,8 @@ pub(super) struct Waiter {
     spin: Spin,
     idle_since: Option<Instant>,
     fds: Vec<libc::pollfd>,
+    /// The end of the next sleep at the latest.
+    due: Option<Instant>,
 }
 
 impl Waiter {
@@ -26,6 +28,7 @@ impl Waiter {
             idle_since: None,
             // Up to two for each donor: RDMA and TCP.
             fds: Vec::with_capacity(2 * donors + 2),
+            due: None,
         }
     }
 
@@ -46,6 +49,11 @@ impl Waiter {
         }
         self.sleep(fds, transports)?;
         Ok(true)
+    }
+
+    /// Sets the time of the next work that nothing announces.
+    pub(super) fn set_due(&mut self, due: Option<Instant>) {
+        self.due = due;
     }
 
     /// Returns whether the descriptor at this index of the last sleep may be ready.
@@ -84,7 +92,7 @@ impl Waiter {
         };
         self.fds
             .extend(fds.iter().map(|&fd| pollfd(fd, libc::POLLIN)));
-        let mut until = None;
+        let mut until = self.due;
         for transport in transports {
             let stalls_at = (transport.in_flight() > 0).then(|| idle_since + STALL_CHECK_INTERVAL);
             let due = [until, transport.wake_by(), stalls_at];

@@ -9,6 +9,7 @@ mod compression_pays;
 mod conformance;
 mod discard;
 mod donor_shrinks;
+mod drain;
 mod ending;
 mod epochs;
 mod eviction;

@@ -23,7 +23,7 @@ fn replicated(donors: &[SocketAddr]) -> FabricConfig {
 
 /// Increments random words with several threads until `increments` were made and `disturb`, which is
 /// called with their number, has returned true; then every word must hold its number of increments.
-fn increment(
+pub(super) fn increment(
     running: &Running,
     seed: u64,
     increments: u64,

@@ -228,3 +228,24 @@ fn links_are_found_by_the_ids_that_the_configuration_gives() {
     assert_eq!(table.link_to(table.local()), None);
     assert_eq!(table.link_to(NodeId(255)), None);
 }
+
+#[test]
+fn a_block_that_moves_is_counted_at_its_new_home_in_a_new_epoch() {
+    let table = table();
+    for block in 0..4 {
+        table.assign_at_start(block, at(1, block));
+    }
+    table.assign_at_start(4, at(2, 0));
+    let half = u64::from(BLOCK_PAGES) / 2;
+    assert_eq!(table.pages_at(NodeId(2)), half);
+    let epoch = table.local_node().epoch();
+    table.move_home(4, at(2, 0), at(1, 9));
+    assert!(table.local_node().epoch() > epoch);
+    assert_eq!(table.home(4), Some(at(1, 9)));
+    assert_eq!(table.pages_at(NodeId(2)), 0);
+    assert_eq!(table.pages_at(NodeId(1)), 9 * half);
+    let blocks: Vec<_> = table.ram_blocks_at(NodeId(1)).collect();
+    let expected = [0, 1, 2, 3].map(|block| (block, at(1, block)));
+    assert_eq!(blocks[..4], expected);
+    assert_eq!(blocks[4..], [(4, at(1, 9))]);
+}

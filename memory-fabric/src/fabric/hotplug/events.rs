@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 impl Inner {
     /// Returns the observer for a donor that joined: its events concern the guest only while memory
-    /// of the donor is plugged.
+    /// of the donor is used.
     pub(super) fn observer_of(self: &Arc<Self>, donor: usize) -> FabricObserver {
         let inner = Arc::downgrade(self);
         let observer = Arc::clone(&self.observer);
@@ -20,8 +20,9 @@ impl Inner {
     fn take_event(self: &Arc<Self>, donor: usize, event: LinkEvent) {
         let node = self.node_of(donor);
         let mut state = self.lock();
-        let used = state.pools.used_of(node).unwrap_or(0) > 0;
+        let used = self.is_used(&state, donor);
         let joiner = &mut state.joiners[self.joiner_of(donor)];
+        let is_lost = matches!(event, LinkEvent::Lost { .. });
         let (usable, reported) = match event {
             LinkEvent::Down { .. } => {
                 joiner.away = true;
@@ -36,13 +37,17 @@ impl Inner {
             LinkEvent::Lost { ref reason, .. } => {
                 joiner.lost = true;
                 if !used {
-                    tracing::warn!("{node}, of which nothing is plugged, is lost: {reason}");
+                    tracing::warn!("{node}, of which nothing is used, is lost: {reason}");
                 }
                 (false, used.then_some(event))
             }
         };
         state.pools.set_usable(node, usable);
+        let news = state.news.clone();
         drop(state);
+        if is_lost {
+            self.announce_loss(news.as_ref());
+        }
         if let Some(event) = reported {
             (self.observer)(FabricEvent::Link(event));
         } else if !usable {

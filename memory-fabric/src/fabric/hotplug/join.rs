@@ -31,7 +31,7 @@ impl Inner {
             if missing == 0 {
                 return Err(HotplugError::Needless(u64::from(blocks) * BLOCK_BYTES));
             }
-            let place = self.place_for(&state, donor.address);
+            let place = self.place_for(&state, donor.address, |_| true);
             let place = place.ok_or_else(|| HotplugError::TooManyDonors(state.joiners.len()))?;
             state.joiners[self.joiner_of(place)] = Joiner {
                 taken: true,
@@ -40,7 +40,10 @@ impl Inner {
             state.joining = true;
             (place, missing)
         };
-        let joined = self.connect(place, donor, u64::from(missing) * BLOCK_BYTES);
+        let bytes = u64::from(missing) * BLOCK_BYTES;
+        let leased = self.lease(place, &donor, bytes, false);
+        let leased = leased.map_err(HotplugError::from);
+        let joined = leased.and_then(|leased| self.connect(place, leased));
         let mut state = self.lock();
         state.joining = false;
         let joiner = &mut state.joiners[self.joiner_of(place)];
@@ -75,44 +78,58 @@ impl Inner {
 
     /// The place of a donor: its own one if it was here before, else one that is new, else one
     /// that another has left.
-    fn place_for(&self, state: &State, address: SocketAddr) -> Option<usize> {
+    pub(super) fn place_for(
+        &self,
+        state: &State,
+        address: SocketAddr,
+        is_allowed: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
         let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
-        let free = |place: &usize| !state.joiners[self.joiner_of(*place)].taken;
+        let free =
+            |place: &usize| !state.joiners[self.joiner_of(*place)].taken && is_allowed(*place);
         let places = self.shared.nodes.fixed()..self.shared.nodes.links();
         let known = |place: &usize| lenders.get(*place).and_then(|lent| lent.address);
         let own = |place: &usize| free(place) && known(place) == Some(address);
         places
             .clone()
             .find(own)
-            .or_else(|| Some(lenders.len()).filter(|place| places.contains(place)))
+            .or_else(|| Some(lenders.len()).filter(|place| places.contains(place) && free(place)))
             .or_else(|| places.clone().find(free))
     }
 
-    /// Leases from a donor, and gives its transports to the pager.
-    fn connect(
-        self: &Arc<Self>,
+    /// Leases from a donor that joins, or as much as it has.
+    pub(super) fn lease(
+        &self,
         place: usize,
-        donor: DonorAddress,
+        donor: &DonorAddress,
         bytes: u64,
-    ) -> Result<(Link, Vec<RdmaLink>), HotplugError> {
-        let node = self.node_of(place);
+        or_less: bool,
+    ) -> Result<Leased, FabricError> {
         let address = donor.address;
-        let carrier = carrier(&self.config, &donor)?;
-        let leased: Result<Leased, _> = obtain(
+        let leased = obtain(
             self.config.transport,
             donor.fingerprint,
             LinkConfig {
                 local: self.shared.homes.local_node().clone(),
-                node,
+                node: self.node_of(place),
                 address,
-                carrier,
+                carrier: carrier(&self.config, donor)?,
                 vm: self.config.vm.clone(),
                 bytes,
-                or_less: false,
+                or_less,
                 grace: self.config.grace,
             },
         );
-        let leased = leased.map_err(|source| FabricError::Donor { address, source })?;
+        leased.map_err(|source| FabricError::Donor { address, source })
+    }
+
+    /// Connects to a donor that has lent, and gives its transports to the pager.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        place: usize,
+        leased: Leased,
+    ) -> Result<(Link, Vec<RdmaLink>), HotplugError> {
+        let address = leased.address();
         let is_sealed = self.config.seals(Some(address));
         let layer = is_sealed.then(|| self.sealer.layer(place, leased.grant().bytes));
         let layer = layer.transpose()?;
@@ -163,11 +180,11 @@ impl Inner {
             let _ = self.adapter.try_send(Change::Follow(Box::new(followed)));
         }
         let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
-        if place < lenders.len() {
-            lenders[place] = lent_by;
-        } else {
-            lenders.push(lent_by);
+        // Donors may be connected in another order than that of their places.
+        while lenders.len() <= place {
+            lenders.push(LentBy::default());
         }
-        Ok((link, rdma_links))
+        lenders[place] = lent_by;
+        Ok((link, rdma_links.into_iter().flatten().collect()))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::FabricEvent;
 use super::super::adapt::Change;
-use super::Inner;
+use super::{Inner, State};
 use crate::link::rdma::RdmaLink;
 use crate::link::{Link, LinkEvent};
 use crate::wire::LeaseStatus;
@@ -32,7 +32,13 @@ impl Inner {
         }
     }
 
-    /// Removes a donor without plugged memory, on a separate thread, since it takes time. If no
+    /// Returns whether memory of a donor that joined is used.
+    pub(super) fn is_used(&self, state: &State, donor: usize) -> bool {
+        let node = self.node_of(donor);
+        state.pools.used_of(node).unwrap_or(0) > 0 || self.shared.homes.pages_at(node) > 0
+    }
+
+    /// Removes a donor without used memory, on a separate thread, since it takes time. If no
     /// thread can be started, the donor keeps its slot and its lease until the next attempt.
     pub(super) fn disconnect(self: &Arc<Self>, donor: usize) {
         self.disconnect_by(donor, |thread, work| thread.spawn(work));
@@ -46,8 +52,9 @@ impl Inner {
         let node = self.node_of(donor);
         let mut state = self.lock();
         let state = &mut *state;
+        let is_used = self.is_used(state, donor);
         let joiner = &mut state.joiners[self.joiner_of(donor)];
-        if joiner.links.is_none() || state.pools.used_of(node) != Some(0) {
+        if joiner.links.is_none() || is_used {
             return;
         }
         state.leaving.retain(|thread| !thread.is_finished());
@@ -74,7 +81,7 @@ impl Inner {
         }
     }
 
-    fn end(&self, donor: usize, (link, rdma_links): (Link, Vec<RdmaLink>)) {
+    pub(super) fn end(&self, donor: usize, (link, rdma_links): (Link, Vec<RdmaLink>)) {
         let node = self.node_of(donor);
         self.vacate(donor);
         self.shared.policies.join(donor, None);
@@ -94,7 +101,7 @@ impl Inner {
         if was_reported_down {
             (self.observer)(FabricEvent::Link(LinkEvent::Up { node }));
         }
-        tracing::info!("donor {address} ({node}) has left: nothing of it is plugged any more");
+        tracing::info!("donor {address} ({node}) has left: nothing of it is used any more");
     }
 
     /// Records the donor's counters after the end of its lease.
@@ -106,7 +113,7 @@ impl Inner {
         }
     }
 
-    /// Removes a permanently lost donor without plugged memory.
+    /// Removes a permanently lost donor without used memory.
     pub(super) fn disconnect_lost(self: &Arc<Self>, donor: usize) {
         let lost = self.lock().joiners[self.joiner_of(donor)].lost;
         if lost {

@@ -11,7 +11,7 @@
 //! CFLRU (Park et al., 2006).
 
 use super::{BATCH, Evictor, PagerError, Ranking, Shared};
-use crate::homes::{Eviction, Home};
+use crate::homes::{Eviction, Home, HomeTable};
 use crate::page::{PageIndex, is_zero};
 use crate::page_map::{Kind, PageMap};
 use crate::stats::Counter;
@@ -107,8 +107,9 @@ impl Evictor {
         Ok(true)
     }
 
-    /// Writes a page back, unless it was touched. When its home is busy, which must not block pages
-    /// with other homes, the page is put at the end of a queue, and this returns false.
+    /// Writes a page back, unless it was touched. When its home is busy or its block is moving, which
+    /// must not block pages with other homes, the page is put at the end of a queue, and this returns
+    /// false.
     fn leave_or(
         &mut self,
         shared: &Shared,
@@ -129,7 +130,8 @@ impl Evictor {
             }
             Eviction::WriteBack(home) => {
                 let link = shared.homes.link_to_home(home);
-                if self.transports[link].in_flight() >= IN_FLIGHT_MAX {
+                let is_held = self.relocation.holds(HomeTable::block_of(page));
+                if is_held || self.transports[link].in_flight() >= IN_FLIGHT_MAX {
                     put(&mut self.ranking, &shared.map, page);
                     return Ok(false);
                 }

@@ -6,8 +6,9 @@ use crate::page::PageIndex;
 use crate::page_map::PageMap;
 use crate::pager::eviction_clock::EvictionClock;
 use crate::pager::queue::{Arrivals, PageQueue};
+use crate::pager::relocate::MoveOrder;
 use crate::transport::PageTransport;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -51,6 +52,7 @@ pub(crate) struct EvictorMailbox {
     port: Port,
     common: Arc<Common>,
     discards: Sender<Posted>,
+    moves: Sender<MoveOrder>,
 }
 
 /// The evictor's end.
@@ -59,6 +61,7 @@ pub(crate) struct EvictorInbox {
     port: PortInbox,
     common: Arc<Common>,
     discards: Receiver<Posted>,
+    moves: Receiver<MoveOrder>,
 }
 
 impl EvictorMailbox {
@@ -66,15 +69,19 @@ impl EvictorMailbox {
         let (port, port_inbox) = port()?;
         let common = Arc::<Common>::default();
         let (sender, receiver) = discard::channel();
+        // One order at a time.
+        let (moves, moves_receiver) = bounded(1);
         let mailbox = Self {
             port,
             common: Arc::clone(&common),
             discards: sender,
+            moves,
         };
         let inbox = EvictorInbox {
             port: port_inbox,
             common,
             discards: receiver,
+            moves: moves_receiver,
         };
         Ok((mailbox, inbox))
     }
@@ -86,6 +93,14 @@ impl EvictorMailbox {
     /// Where pages to be discarded are posted, for as long as the evictor runs.
     pub(crate) fn discards(&self) -> DiscardMailbox {
         DiscardMailbox::new(self.discards.clone(), Arc::clone(&self.port.wake))
+    }
+
+    /// Orders moves of blocks. Returns false if an earlier order was not taken yet, or the evictor
+    /// has ended.
+    pub(crate) fn move_blocks(&self, order: MoveOrder) -> bool {
+        let is_sent = self.moves.try_send(order).is_ok();
+        self.port.wake();
+        is_sent
     }
 
     /// Adds a page that became resident and that the caller has listed: it is in no queue.
@@ -147,12 +162,17 @@ impl EvictorInbox {
         self.discards.try_recv().ok()
     }
 
-    /// Applies changes of the thread's transports; true when there were some.
-    pub(in crate::pager) fn apply_changes(
-        &self,
+    /// The next order to move blocks.
+    pub(in crate::pager) fn next_moves(&self) -> Option<MoveOrder> {
+        self.moves.try_recv().ok()
+    }
+
+    /// Applies the next change of the thread's transports; returns the donor.
+    pub(in crate::pager) fn apply_change(
+        &mut self,
         transports: &mut Vec<Box<dyn PageTransport>>,
-    ) -> bool {
-        self.port.apply_changes(transports)
+    ) -> Option<usize> {
+        self.port.apply_change(transports)
     }
 
     #[cfg(test)]

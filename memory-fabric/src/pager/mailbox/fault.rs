@@ -73,11 +73,11 @@ impl FaultInbox {
         self.retries.try_recv().ok()
     }
 
-    /// Applies changes of the thread's transports; true when there were some.
-    pub(in crate::pager) fn apply_changes(
-        &self,
+    /// Applies the next change of the thread's transports; returns the donor.
+    pub(in crate::pager) fn apply_change(
+        &mut self,
         transports: &mut Vec<Box<dyn PageTransport>>,
-    ) -> bool {
-        self.port.apply_changes(transports)
+    ) -> Option<usize> {
+        self.port.apply_change(transports)
     }
 }

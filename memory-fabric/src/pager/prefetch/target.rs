@@ -4,8 +4,9 @@ use super::Shared;
 use crate::page::PageIndex;
 use crate::pager::detect::Order;
 
-/// The home of the first page of an order. The home of added memory can change at any time, unless
-/// the caller holds that page: a block keeps its home until all its pages are released.
+/// The home of the first page of an order. The home of a block can change at any time: a block of
+/// added memory loses its home unless a page of it is held, and one of initial memory moves. A home
+/// that is read while a page is held, even if it is an old one by now, has the page's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub donor: usize,
@@ -18,6 +19,11 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// Returns whether both are the same place.
+    pub(super) fn is_same_home(&self, other: &Self) -> bool {
+        (self.donor, self.offset) == (other.donor, other.offset) && self.most >= other.most
+    }
+
     /// Returns `None` when there is nothing to fetch: the first page has its home here or nowhere,
     /// or is not guest memory.
     pub(super) fn of(shared: &Shared, order: Order) -> Option<Self> {

@@ -1,0 +1,100 @@
+//! Events of the links of a guest's start, until their donor has been drained.
+
+use crate::fabric::{FabricEvent, FabricObserver};
+use crate::homes::NodeId;
+use crate::link::LinkEvent;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// Donors that were last reported as unreachable.
+    down: HashSet<NodeId>,
+    /// Donors that hold nothing any more.
+    ignored: HashSet<NodeId>,
+}
+
+/// Passes on events of links, except those of donors that hold nothing any more.
+#[derive(Clone)]
+pub(in crate::fabric) struct BootEvents {
+    observer: FabricObserver,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl BootEvents {
+    pub fn new(observer: &FabricObserver) -> Self {
+        Self {
+            observer: Arc::clone(observer),
+            seen: Arc::default(),
+        }
+    }
+
+    /// Returns the observer for the links.
+    pub fn observer(&self) -> FabricObserver {
+        let events = self.clone();
+        Arc::new(move |event| match event {
+            FabricEvent::Link(event) => events.take(event),
+            event => (events.observer)(event),
+        })
+    }
+
+    fn take(&self, event: LinkEvent) {
+        let node = event.node();
+        // Passed on in the order of the changes, so with the lock.
+        let mut seen = fabric_host::lock(&self.seen);
+        if seen.ignored.contains(&node) {
+            return;
+        }
+        if let LinkEvent::Down { .. } = event {
+            seen.down.insert(node);
+        } else {
+            seen.down.remove(&node);
+        }
+        (self.observer)(FabricEvent::Link(event));
+    }
+
+    /// From now on nothing depends on a donor.
+    pub fn ignore(&self, node: NodeId) {
+        let mut seen = fabric_host::lock(&self.seen);
+        seen.ignored.insert(node);
+        if seen.down.remove(&node) {
+            (self.observer)(FabricEvent::Link(LinkEvent::Up { node }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_donor_that_holds_nothing_is_no_outage_any_more() {
+        let (sender, events) = channel();
+        let sink: FabricObserver = Arc::new(move |event| sender.send(event).expect("a receiver"));
+        let boot_events = BootEvents::new(&sink);
+        let observer = boot_events.observer();
+        let down = |node| {
+            FabricEvent::Link(LinkEvent::Down {
+                node: NodeId(node),
+                reason: "cut".into(),
+            })
+        };
+        let lost = |node| {
+            FabricEvent::Link(LinkEvent::Lost {
+                node: NodeId(node),
+                reason: "killed".into(),
+            })
+        };
+        observer(down(1));
+        boot_events.ignore(NodeId(1));
+        observer(lost(1));
+        boot_events.ignore(NodeId(2));
+        observer(down(2));
+        observer(lost(3));
+        drop((observer, boot_events, sink));
+        let seen: Vec<_> = events.iter().map(|event| format!("{event:?}")).collect();
+        assert_eq!(seen.len(), 3, "{seen:?}");
+        assert!(seen[0].contains("Down") && seen[1].contains("Up") && seen[2].contains("Lost"));
+    }
+}

@@ -1,0 +1,186 @@
+//! A donor of a running VM is drained: the blocks of the guest's initial memory with their home
+//! there move to other donors, and its lease ends.
+//!
+//! Other donors give what their loans have left, or lend more: such a lease has a link of its own,
+//! as that of a donor that joins for added memory. All of it is obtained before anything moves.
+
+mod end;
+mod room;
+
+use super::{HotplugError, Inner};
+use crate::drain::{Drain, DrainState, DrainSummary};
+use crate::fabric::{DonorAddress, FabricError, LocalUse, TransportKind};
+use crate::homes::{BLOCK_BYTES, NodeId};
+use crate::pager::relocate::{BlockMove, MoveOrder, MoveProgress};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::sync::Arc;
+
+/// Why a donor is not drained.
+#[derive(Debug, thiserror::Error)]
+pub enum DrainError {
+    /// The node does not lend.
+    #[error("{0} is no donor of this VM, or has left")]
+    NoDonor(NodeId),
+    /// Nothing of the initial memory has its home there.
+    #[error("no memory of the guest's start is on {0}")]
+    Empty(NodeId),
+    /// Blocks of added memory have their home there.
+    #[error(
+        "{node} holds {bytes} bytes of memory that was added by hot-plug, which does not move; \
+         unplug it first (`ssi-hv hotplug VM --memory SIZE`)"
+    )]
+    Added {
+        /// The node.
+        node: NodeId,
+        /// Bytes of added memory.
+        bytes: u64,
+    },
+    /// The guest sees the donor.
+    #[error("the guest sees each donor as a NUMA node, whose memory cannot move; use --numa flat")]
+    Exposed,
+    /// Another drain, or a donor that joins, is in progress.
+    #[error("{0} is being drained; wait until it has left")]
+    Draining(NodeId),
+    /// There is too little room.
+    #[error(
+        "{needed_mib} MiB have to leave {node}, and other donors have room for {room_mib} MiB \
+         ({found}); name a donor with {missing_mib} MiB more by --to"
+    )]
+    TooLittle {
+        /// The donor to be drained.
+        node: NodeId,
+        /// What it holds, MiB.
+        needed_mib: u64,
+        /// What others have room for, MiB.
+        room_mib: u64,
+        /// What each of them offered, or why it did not.
+        found: String,
+        /// The difference, MiB.
+        missing_mib: u64,
+    },
+    /// Common to all changes of donors.
+    #[error(transparent)]
+    Change(#[from] HotplugError),
+}
+
+/// Drains donors of a running VM. Clones share it; may outlive the fabric.
+#[derive(Clone, Debug)]
+pub struct Drains(pub(super) Arc<Inner>);
+
+impl Drains {
+    /// Drains a donor: its blocks move to donors with room, or to those in `to`, which may be new
+    /// ones. Returns when all room is obtained and the blocks begin to move; that takes as long as
+    /// connecting at the start of a VM.
+    ///
+    /// # Errors
+    ///
+    /// See [`DrainError`]. Nothing has changed then.
+    pub fn drain(&self, node: NodeId, to: &[DonorAddress]) -> Result<DrainSummary, DrainError> {
+        self.0.drain(node, to)
+    }
+}
+
+impl Inner {
+    /// Checks whether a donor can be drained, and returns its link and number of blocks. Until the
+    /// drain ends no other begins, and no donor joins.
+    fn begin_drain(&self, node: NodeId) -> Result<(usize, u32), DrainError> {
+        if self.config.transport == TransportKind::Loopback {
+            return Err(HotplugError::Loopback.into());
+        }
+        if self.config.local_use == LocalUse::Home {
+            return Err(DrainError::Exposed);
+        }
+        let mut state = self.lock();
+        let homes = &self.shared.homes;
+        if let Some(drain) = self.last_drain().filter(|drain| !drain.is_over()) {
+            return Err(DrainError::Draining(drain.node));
+        }
+        state.may_change()?;
+        let link = self.shared.nodes.link_to(node);
+        let link = link.filter(|&link| self.is_lender(&state, link));
+        let link = link.ok_or(DrainError::NoDonor(node))?;
+        let added = homes.added_blocks_at(node);
+        if added > 0 {
+            let bytes = u64::from(added) * BLOCK_BYTES;
+            return Err(DrainError::Added { node, bytes });
+        }
+        let blocks = homes.ram_blocks_at(node).count();
+        if blocks == 0 {
+            return Err(DrainError::Empty(node));
+        }
+        state.joining = true;
+        Ok((link, u32::try_from(blocks).expect("23 bits")))
+    }
+
+    fn drain(
+        self: &Arc<Self>,
+        node: NodeId,
+        to: &[DonorAddress],
+    ) -> Result<DrainSummary, DrainError> {
+        let (link, blocks) = self.begin_drain(node)?;
+        let begun = self.obtain_room(link, blocks, to);
+        let mut state = self.lock();
+        state.joining = false;
+        let places = begun?;
+        let homes = &self.shared.homes;
+        let moves = homes.ram_blocks_at(node).zip(places);
+        let moves = moves.map(|((block, from), to)| BlockMove { block, from, to });
+        let progress = Arc::<MoveProgress>::default();
+        let (end, ended) = bounded(1);
+        let order = MoveOrder {
+            moves: moves.collect(),
+            progress: Arc::clone(&progress),
+            end,
+        };
+        let drain = Drain {
+            node,
+            blocks,
+            progress,
+            state: DrainState::Moving,
+        };
+        let (news, lost) = bounded(1);
+        let inner = Arc::clone(self);
+        let supervise = move || inner.supervise_drain(link, &ended, &lost);
+        let thread = std::thread::Builder::new().name(format!("drain-{}", node.0));
+        let system = |error| HotplugError::Donor(FabricError::System("start a thread", error));
+        let is_open = !state.closed;
+        self.set_drain(drain.clone());
+        state.news = Some(news);
+        if !is_open || !self.shared.evictor.move_blocks(order) {
+            self.set_drain_state(DrainState::Failed("the pager has ended".into()));
+            return Err(HotplugError::Ended.into());
+        }
+        // Without the thread the blocks move as well, and the donor keeps an unused lease.
+        let thread = thread.spawn(supervise).map_err(system).inspect_err(|_| {
+            self.set_drain_state(DrainState::Failed("there was no thread for it".into()));
+        })?;
+        state.leaving.push(thread);
+        tracing::info!("{node} is drained: {blocks} blocks of 2 MiB move to other donors");
+        Ok(drain.summary())
+    }
+
+    fn supervise_drain(self: &Arc<Self>, link: usize, ended: &Receiver<()>, lost: &Receiver<()>) {
+        // A disconnected channel is ready as well: the order ends by that, and news by the VM's end.
+        loop {
+            crossbeam_channel::select! {
+                recv(ended) -> _ => break,
+                recv(lost) -> news => {
+                    self.leave_lost_targets();
+                    if news.is_err() {
+                        let _ = ended.recv();
+                        break;
+                    }
+                }
+            }
+        }
+        self.end_drain(link);
+    }
+
+    /// Announces that a donor was lost.
+    pub(super) fn announce_loss(&self, news: Option<&Sender<()>>) {
+        if let Some(news) = news {
+            // When one waits already, all are looked at.
+            let _ = news.try_send(());
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Room for the blocks of a donor that is drained.
+
+use super::super::{Inner, Joiner, State};
+use super::DrainError;
+use crate::fabric::DonorAddress;
+use crate::homes::{BLOCK_BYTES, Home};
+use crate::link::{Leased, describe};
+use std::cmp::Reverse;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+const MIB: u64 = 1 << 20;
+
+/// What was found.
+#[derive(Debug, Default)]
+struct Found {
+    blocks: u32,
+    /// For an error: what each donor has, or why it has nothing.
+    texts: Vec<String>,
+}
+
+impl Found {
+    fn add(&mut self, who: &str, blocks: u32) {
+        self.blocks += blocks;
+        let mib = u64::from(blocks) * BLOCK_BYTES / MIB;
+        self.texts.push(format!("{who}: {mib} MiB"));
+    }
+}
+
+impl Inner {
+    /// Returns whether the donor of a link lends.
+    pub(super) fn is_lender(&self, state: &State, link: usize) -> bool {
+        match link.checked_sub(self.shared.nodes.fixed()) {
+            Some(joiner) => state.joiners[joiner].links.is_some() && !state.joiners[joiner].lost,
+            None => self.leases.has(link),
+        }
+    }
+
+    /// Returns the homes for the blocks of a donor that is drained, after connecting to the donors
+    /// that lend more for them.
+    pub(super) fn obtain_room(
+        self: &Arc<Self>,
+        drained: usize,
+        blocks: u32,
+        to: &[DonorAddress],
+    ) -> Result<Vec<Home>, DrainError> {
+        let mut found = Found::default();
+        let mut places = Vec::new();
+        if to.is_empty() {
+            self.take_left(drained, blocks, &mut places, &mut found);
+        }
+        let leases = self.lease_rest(drained, blocks, to, &mut found);
+        if found.blocks < blocks {
+            let mib = |blocks: u32| u64::from(blocks) * BLOCK_BYTES / MIB;
+            if found.texts.is_empty() {
+                found.texts.push("there is no other donor".into());
+            }
+            // The leases are released.
+            return Err(DrainError::TooLittle {
+                node: self.node_of(drained),
+                needed_mib: mib(blocks),
+                room_mib: mib(found.blocks),
+                found: found.texts.join("; "),
+                missing_mib: mib(blocks - found.blocks),
+            });
+        }
+        self.connect_all(leases, blocks, &mut places)?;
+        self.note_taken(&places);
+        Ok(places)
+    }
+
+    /// Leases what is missing from the donors in `to`, or those of the guest's start.
+    fn lease_rest(
+        &self,
+        drained: usize,
+        blocks: u32,
+        to: &[DonorAddress],
+        found: &mut Found,
+    ) -> Vec<(usize, Leased)> {
+        let address = self.address_of(drained);
+        let others = self.config.donors.iter();
+        let others = others.filter(|other| Some(other.address) != address);
+        let asked: Vec<&DonorAddress> = match to {
+            [] => others.collect(),
+            named => named.iter().collect(),
+        };
+        let mut leases: Vec<(usize, Leased)> = Vec::new();
+        for donor in asked {
+            let missing = blocks - found.blocks;
+            if missing == 0 {
+                break;
+            }
+            let who = donor.address.to_string();
+            let Some(place) = self.free_place(donor.address, &leases) else {
+                let text = format!("{who}: as many donors have joined as can");
+                found.texts.push(text);
+                continue;
+            };
+            match self.lease(place, donor, u64::from(missing) * BLOCK_BYTES, true) {
+                Ok(leased) => {
+                    let lent = u32::try_from(leased.grant().bytes / BLOCK_BYTES);
+                    found.add(&who, lent.unwrap_or(u32::MAX).min(missing));
+                    leases.push((place, leased));
+                }
+                Err(error) => found.texts.push(describe(&error)),
+            }
+        }
+        leases
+    }
+
+    /// Connects to donors that have lent, and adds homes there until there are `blocks`.
+    fn connect_all(
+        self: &Arc<Self>,
+        leases: Vec<(usize, Leased)>,
+        blocks: u32,
+        places: &mut Vec<Home>,
+    ) -> Result<(), DrainError> {
+        let mut connected = Vec::new();
+        for (place, leased) in leases {
+            let slots = u32::try_from(leased.grant().bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
+            // In a new loan no slot is used.
+            fabric_host::lock(&self.next_slots).insert(place, 0);
+            self.lock().joiners[self.joiner_of(place)] = Joiner {
+                taken: true,
+                ..Joiner::default()
+            };
+            match self.connect(place, leased) {
+                Ok(links) => {
+                    self.lock().joiners[self.joiner_of(place)].links = Some(links);
+                    connected.push(place);
+                    let wanted = blocks - u32::try_from(places.len()).expect("23 bits");
+                    let node = self.node_of(place);
+                    places.extend((0..slots.min(wanted)).map(|slot| Home { node, slot }));
+                }
+                Err(error) => {
+                    self.lock().joiners[self.joiner_of(place)].taken = false;
+                    for place in connected {
+                        self.disconnect(place);
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes slots of loans that were never used, those of the largest rest first.
+    fn take_left(&self, drained: usize, blocks: u32, places: &mut Vec<Home>, found: &mut Found) {
+        let state = self.lock();
+        let links = (0..self.shared.nodes.links()).filter(|&link| link != drained);
+        let links = links.filter(|&link| self.is_lender(&state, link) && self.is_reachable(link));
+        // A donor that joined for added memory keeps its rest for that.
+        let links = links.filter(|&link| state.pools.used_of(self.node_of(link)).is_none());
+        let mut left: Vec<(usize, u32, u32)> = links
+            .map(|link| (link, self.next_slot(link), self.slots_of(&state, link)))
+            .filter(|&(_, next, slots)| next < slots)
+            .collect();
+        left.sort_by_key(|&(_, next, slots)| Reverse(slots - next));
+        for (link, next, slots) in left {
+            let count = (slots - next).min(blocks - found.blocks);
+            if count == 0 {
+                break;
+            }
+            let node = self.node_of(link);
+            found.add(&node.to_string(), count);
+            places.extend((next..next + count).map(|slot| Home { node, slot }));
+        }
+    }
+
+    fn slots_of(&self, state: &State, link: usize) -> u32 {
+        let bytes = match link.checked_sub(self.shared.nodes.fixed()) {
+            Some(joiner) => {
+                let links = state.joiners[joiner].links.as_ref();
+                links.map_or(0, |(link, _)| link.bytes())
+            }
+            None => self.leases.bytes(link),
+        };
+        u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the first slot of a loan that was never a home. One that was is not used again: a
+    /// request for its earlier block may be on its way.
+    fn next_slot(&self, link: usize) -> u32 {
+        let mut next_slots = fabric_host::lock(&self.next_slots);
+        *next_slots.entry(link).or_insert_with(|| {
+            let blocks = self.shared.homes.ram_blocks_at(self.node_of(link));
+            blocks.map(|(_, home)| home.slot + 1).max().unwrap_or(0)
+        })
+    }
+
+    fn note_taken(&self, places: &[Home]) {
+        let mut next_slots = fabric_host::lock(&self.next_slots);
+        for home in places {
+            if let Some(link) = self.shared.nodes.link_to(home.node) {
+                let next = next_slots.entry(link).or_insert(0);
+                *next = (*next).max(home.slot + 1);
+            }
+        }
+    }
+
+    fn free_place(&self, address: SocketAddr, leases: &[(usize, Leased)]) -> Option<usize> {
+        let state = self.lock();
+        self.place_for(&state, address, |place| {
+            leases.iter().all(|&(taken, _)| taken != place)
+        })
+    }
+
+    fn address_of(&self, link: usize) -> Option<SocketAddr> {
+        let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
+        lenders.get(link).and_then(|lent| lent.address)
+    }
+
+    /// Returns whether the donor of a link is reachable, as far as known.
+    pub(in crate::fabric::hotplug) fn is_reachable(&self, link: usize) -> bool {
+        let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
+        let stats = lenders.get(link).and_then(|lent| lent.link.as_ref());
+        stats.is_some_and(|stats| stats.is_reachable())
+    }
+}
