@@ -123,8 +123,7 @@ pub struct Directory {
 
 /// Returns the directories to listen in, in order of preference: what [`VARIABLE`] names; otherwise
 /// `/run/ssi-hv` for root; otherwise `ssi-hv` in `XDG_RUNTIME_DIR` and `/tmp/ssi-hv-UID`.
-#[must_use]
-pub fn candidates() -> Vec<PathBuf> {
+fn candidates() -> Vec<PathBuf> {
     let uid = geteuid().as_raw();
     candidates_of(
         std::env::var_os(VARIABLE),
@@ -161,6 +160,15 @@ fn search_path_of(mut candidates: Vec<PathBuf>, named: bool, uid: u32) -> Vec<Pa
         candidates.push(of_login);
     }
     candidates
+}
+
+/// Returns every directory that [`Directory::for_listening`] may use or [`Directory::for_looking`]
+/// may read, whether it exists or not.
+#[must_use]
+pub fn all_paths() -> Vec<PathBuf> {
+    let mut paths = search_path();
+    paths.push(SERVICE.into());
+    paths
 }
 
 /// Returns whether [`VARIABLE`] names the only directory.

@@ -269,6 +269,17 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT", help_heading = "Files")]
     metrics: Option<HostPort>,
 
+    /// Restrict the VM's process to what it needs. Hidden: only a defect of the sandbox is a reason
+    /// to turn it off, and its errors name the flag
+    #[arg(
+        long,
+        value_name = "on|off",
+        value_parser = words::<Switch>(),
+        default_value = "on",
+        hide = true
+    )]
+    sandbox: Switch,
+
     /// Write a report in JSON at the end
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     report: Option<PathBuf>,
@@ -350,6 +361,7 @@ impl RunArgs {
             credentials: self.credentials,
             insecure: self.insecure,
             metrics: self.metrics,
+            sandbox: self.sandbox,
             report: self.report,
             end_with_fd: self.end_with_fd,
         }

@@ -12,6 +12,7 @@ use memory_fabric::guest_memory::GuestMemory;
 use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit,
 };
+use ssi_hv_sandbox::Sandbox;
 
 use super::join::{Joined, byte_ranges};
 use super::observed::SharingReporter;
@@ -70,6 +71,10 @@ fn run() -> Result<()> {
     let ranges = guest_memory_ranges(request.memory_bytes);
     let span = ranges.last().map_or(0, |(start, bytes)| start.0 + bytes);
     limit(span).context("cannot limit this process")?;
+    // It needs no file of its own.
+    Sandbox::default()
+        .enter()
+        .context("cannot restrict this process")?;
     let listeners = Listeners::bind(address).context("cannot listen for other nodes")?;
     let ports = listeners.ports().context("cannot listen for other nodes")?;
     send_line(&mut io::stdout(), &ProcessMessage::Listening(ports))?;

@@ -146,6 +146,8 @@ pub struct RunConfig {
     pub insecure: bool,
     /// The address for Prometheus metrics.
     pub metrics: Option<SocketAddr>,
+    /// Whether its process is restricted to what it needs.
+    pub sandbox: bool,
     /// The file for the report.
     pub report: Option<PathBuf>,
     /// The pipe with whose end the run ends.
@@ -254,6 +256,7 @@ impl RunSettings {
             credentials: self.credentials.clone(),
             insecure: self.insecure,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
+            sandbox: self.sandbox == Switch::On,
             report: self.report.clone(),
             end_with_fd: self.end_with_fd,
         })

@@ -129,6 +129,9 @@ pub struct RunSettings {
     /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<HostPort>,
+    /// Restrict the VM's process to what it needs
+    #[serde(with = "choice")]
+    pub sandbox: Switch,
     /// Write a report in JSON at the end
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
@@ -177,6 +180,7 @@ impl Default for RunSettings {
             credentials: None,
             insecure: false,
             metrics: None,
+            sandbox: Switch::On,
             report: None,
             end_with_fd: None,
         }

@@ -17,6 +17,7 @@ mod observe;
 mod routes_tests;
 mod run;
 mod run_error;
+mod sandbox;
 mod seen;
 mod supervisor;
 mod timeline;

@@ -14,6 +14,7 @@ use super::metrics::OF_VM;
 use super::nodes::OtherNodes;
 use super::observe::{fill, fill_nodes, memory};
 use super::run_error::RunError;
+use super::sandbox;
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
@@ -49,6 +50,9 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let config = &settings.parse()?;
     let report_file = config.report.as_deref().map(ReportFile::prepare);
     let report_file = report_file.transpose().map_err(Failure::usage)?;
+    // Before the sandbox: it asks the host's busybox what that can do.
+    let exec = Exec::prepare(config);
+    sandbox::enter(config).map_err(RunError::Sandbox)?;
     let supervisor = Supervisor::start(config, report_file.clone())
         .map_err(RunError::host("watch for signals"))?;
     let mut report = Report::new(host::detect());
@@ -68,8 +72,13 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
         config.clone(),
         Arc::clone(&supervisor),
     ));
-    let mut exec = None;
-    let mut result = open_and_boot(config, &instance, &mut exec, &mut report);
+    let (exec, mut result) = match exec {
+        Ok(exec) => {
+            let result = open_and_boot(config, &instance, exec.as_ref(), &mut report);
+            (exec, result)
+        }
+        Err(failure) => (None, Err(failure)),
+    };
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -109,7 +118,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
 fn open_and_boot(
     config: &RunConfig,
     instance: &Arc<Instance>,
-    exec: &mut Option<Exec>,
+    exec: Option<&Exec>,
     report: &mut Report,
 ) -> Result<ExitCode, Failure> {
     let supervisor = &instance.supervisor;
@@ -131,12 +140,11 @@ fn open_and_boot(
         tracing::info!("metrics on http://{address}/metrics");
     }
     let console = console_file(config)?;
-    *exec = Exec::prepare(config)?;
     let devices = HostDevices::open(config)?;
     let run = Run {
         config,
         supervisor,
-        exec: exec.as_ref(),
+        exec,
         console: console.as_ref(),
         instance,
     };

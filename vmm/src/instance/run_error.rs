@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;
 
+use ssi_hv_sandbox::SandboxError;
 use thiserror::Error;
 
 /// Why a run cannot start, or ends without a result. Errors of the machine, of the fabric and of
@@ -37,6 +38,11 @@ pub enum RunError {
         /// The host's error.
         source: io::Error,
     },
+    /// The process of the VM cannot be restricted.
+    #[error(
+        "cannot restrict this process to what the VM needs; --sandbox off starts it unrestricted"
+    )]
+    Sandbox(#[source] SandboxError),
     /// The guest's memory exceeds the addresses that the fabric supports.
     #[error("guest memory is above the limit of 16 TiB")]
     MemoryTooHigh,

@@ -296,6 +296,7 @@ compression = "auto"
 prefetch = "auto"
 donor-grace = 30
 insecure = false
+sandbox = "on"
 "#
     );
 }

@@ -18,6 +18,7 @@ mod pki;
 mod prometheus;
 mod replicas;
 mod running;
+mod sandbox;
 mod status;
 mod streams;
 mod support;

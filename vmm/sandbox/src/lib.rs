@@ -1,0 +1,92 @@
+//! What a process of a VM may still do once it has started.
+//!
+//! A guest that takes over its monitor gets what the monitor has. [`Sandbox::enter`] therefore gives
+//! up what a running VM does not need: all files but those that are named and those of the system
+//! ([Landlock], kernels from 5.13 on), and all system calls but those of an ordinary service (seccomp).
+//!
+//! [Landlock]: https://docs.kernel.org/userspace-api/landlock.html
+
+mod calls;
+mod files;
+
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a process cannot be restricted.
+#[derive(Debug, Error)]
+pub enum SandboxError {
+    /// The kernel refuses the rules for files.
+    #[error("the kernel refuses the rules of Landlock")]
+    Files(#[source] landlock::RulesetError),
+    /// The kernel refuses the filter of system calls.
+    #[error("the kernel refuses the filter of seccomp")]
+    Calls(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// What is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restricted {
+    /// Files are restricted. The kernel has Landlock then, and it is on.
+    pub files: bool,
+}
+
+/// The files that a process needs beside those of the system.
+#[derive(Clone, Debug, Default)]
+pub struct Sandbox {
+    read: Vec<PathBuf>,
+    write: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
+}
+
+impl Sandbox {
+    /// A file, or a directory with all that it contains, that is read. What does not exist is left
+    /// out.
+    pub fn read(&mut self, path: impl Into<PathBuf>) {
+        self.read.push(path.into());
+    }
+
+    /// A file that exists and is read and written.
+    pub fn write(&mut self, path: impl Into<PathBuf>) {
+        self.write.push(path.into());
+    }
+
+    /// A directory in which files and sockets are created, replaced and removed.
+    pub fn create_in(&mut self, path: impl Into<PathBuf>) {
+        self.directories.push(path.into());
+    }
+
+    /// The directory of a file or socket that will be created or replaced. A device or pipe is only
+    /// written.
+    pub fn create(&mut self, path: impl Into<PathBuf>) {
+        let mut path = path.into();
+        let found = path.metadata();
+        if found.is_ok_and(|found| {
+            let kind = found.file_type();
+            kind.is_char_device() || kind.is_block_device() || kind.is_fifo()
+        }) {
+            return self.write(path);
+        }
+        path.pop();
+        self.create_in(if path.as_os_str().is_empty() {
+            PathBuf::from(".")
+        } else {
+            path
+        });
+    }
+
+    /// Restricts this process. System calls are restricted for all its threads, files for this thread
+    /// and those that it starts from here on. There is no way back.
+    ///
+    /// A file that is not allowed is `EACCES`; a system call that is not allowed ends the process with
+    /// `SIGSYS`.
+    ///
+    /// # Errors
+    /// When the kernel refuses. A kernel without Landlock is none: [`Restricted::files`] is false then.
+    pub fn enter(&self) -> Result<Restricted, SandboxError> {
+        let files = files::restrict(self).map_err(SandboxError::Files)?;
+        calls::restrict().map_err(SandboxError::Calls)?;
+        Ok(Restricted { files })
+    }
+}

@@ -1,0 +1,122 @@
+//! What a process can still do in its sandbox. Each case is a process of its own, since there is no way
+//! back.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use ssi_hv_sandbox::Sandbox;
+
+/// Names the case that a process of [`in_its_process`] is.
+const CASE: &str = "SSI_HV_SANDBOX_CASE";
+
+/// The directory in which the case has its files.
+const PLACE: &str = "SSI_HV_SANDBOX_PLACE";
+
+/// Runs a case in a process of its own.
+fn run(case: &str, place: &Path) -> ExitStatus {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(["in_its_process", "--exact", "--nocapture"]);
+    command.env(CASE, case).env(PLACE, place);
+    command.status().expect("it starts")
+}
+
+fn place() -> tempfile::TempDir {
+    let place = tempfile::tempdir().expect("a directory");
+    fs::create_dir(place.path().join("new")).expect("a directory");
+    for name in ["read", "write", "secret"] {
+        fs::write(place.path().join(name), name).expect("a file");
+    }
+    place
+}
+
+/// Enters the sandbox of all cases: `read` may be read, `write` written, and `new/` has new files.
+fn enter(place: &Path) -> bool {
+    let mut sandbox = Sandbox::default();
+    sandbox.read(place.join("read"));
+    sandbox.read(place.join("absent"));
+    sandbox.write(place.join("write"));
+    sandbox.create(place.join("new/file"));
+    sandbox.enter().expect("the kernel has seccomp").files
+}
+
+fn refused<T>(result: std::io::Result<T>) -> bool {
+    result.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+}
+
+/// Not a test of its own: it does nothing unless [`run`] starts it.
+#[test]
+fn in_its_process() {
+    let (Some(case), Some(place)) = (std::env::var_os(CASE), std::env::var_os(PLACE)) else {
+        return;
+    };
+    let place = PathBuf::from(place);
+    let has_files = enter(&place);
+    match case.to_str() {
+        Some("files") if has_files => files(&place),
+        Some("files") => println!("this kernel has no Landlock"),
+        Some("work") => work(),
+        Some("program") => {
+            let error = Command::new("/bin/true").exec();
+            unreachable!("a program could have been started: {error}");
+        }
+        Some("mount") => {
+            // SAFETY: no pointer is passed; the call does not return.
+            unsafe { libc::syscall(libc::SYS_umount2, 0, 0) };
+            unreachable!("mounts were changed");
+        }
+        other => unreachable!("{other:?}"),
+    }
+}
+
+fn files(place: &Path) {
+    assert_eq!(fs::read(place.join("read")).expect("allowed"), b"read");
+    assert!(refused(fs::write(place.join("read"), "x")));
+    fs::write(place.join("write"), "new").expect("allowed");
+    assert!(refused(fs::remove_file(place.join("write"))));
+    assert!(refused(fs::read(place.join("secret"))));
+    assert!(refused(fs::read("/etc/shadow")));
+    assert!(refused(fs::write(place.join("another"), "x")));
+    let new = place.join("new");
+    fs::write(new.join("file.tmp"), "report").expect("allowed");
+    fs::rename(new.join("file.tmp"), new.join("file")).expect("allowed");
+    drop(UnixListener::bind(new.join("socket")).expect("allowed"));
+    fs::remove_file(new.join("socket")).expect("allowed");
+    fs::read("/proc/self/status").expect("allowed");
+    fs::write("/dev/null", "x").expect("allowed");
+    // Threads that start later have the same rights.
+    let secret = place.join("secret");
+    let there = std::thread::spawn(move || refused(fs::read(secret)));
+    assert!(there.join().expect("no panic"));
+}
+
+/// What a VM does all the time.
+fn work() {
+    let numbers = std::thread::spawn(|| (0..1000_u64).sum::<u64>());
+    assert_eq!(numbers.join().expect("no panic"), 499_500);
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let address = listener.local_addr().expect("bound");
+    std::net::TcpStream::connect(address).expect("a listener");
+    std::thread::sleep(std::time::Duration::from_millis(1));
+}
+
+#[test]
+fn only_named_files_can_be_opened() {
+    assert!(run("files", place().path()).success());
+}
+
+#[test]
+fn threads_and_sockets_work() {
+    assert!(run("work", place().path()).success());
+}
+
+#[test]
+fn a_forbidden_call_ends_the_process() {
+    for case in ["program", "mount"] {
+        let status = run(case, place().path());
+        assert_eq!(status.signal(), Some(libc::SIGSYS), "{case}: {status}");
+    }
+}
