@@ -12,7 +12,8 @@ use ssi_hv::{compute, instance, logging, open_files, progress, stderr};
 
 use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
-    Failure, bench, control, doctor, man, moving, node, pki, plug, print, report, status, top, up,
+    Failure, bench, control, doctor, evict, man, moving, node, pki, plug, print, report, status,
+    top, up,
 };
 
 fn main() -> process::ExitCode {
@@ -82,6 +83,8 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     match invocation.action {
         Action::Run(settings) => instance::run(&settings),
         Action::Node(settings) => node::node(&settings),
+        Action::Evict(config) => evict::evict(&config),
+        Action::Reload(config) => evict::reload(&config),
         Action::NodeVm => Ok(compute::serve()),
         Action::Up(config) => up::up(&config, verbosity),
         Action::BenchFault(config) => bench::fault(&config),

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use fabric_identity::{Holder, ReloadError};
 use memory_fabric::donor::server::Donor;
 use ssi_hv_metrics::CONTENT_TYPE;
 
-use crate::control_socket::route::{Answer, Route, answer, text};
+use crate::control_socket::protocol::{EvictBody, EvictTarget, Refusal, RefusalCode, ReloadBody};
+use crate::control_socket::route::{Answer, Method, Route, Work, answer, text};
+use crate::credentials;
 use crate::status::{NodeCounters, NodeStatus, observed};
 
 /// What a node's control socket and its metrics read.
@@ -37,7 +40,78 @@ pub const ROUTES: &[Route<NodeState>] = &[
         answer(200, &counters(&state.donor))
     }),
     Route::look("/v1/metrics", of_node),
+    Route {
+        method: Method::Post,
+        work: Work::Change,
+        refuses: &[RefusalCode::State, RefusalCode::Busy],
+        takes_body: true,
+        ..Route::look("/v1/evict", evict)
+    },
+    Route {
+        method: Method::Post,
+        work: Work::Change,
+        refuses: &[RefusalCode::State, RefusalCode::Busy],
+        ..Route::look("/v1/security/reload", |state, _| reload_route(state))
+    },
 ];
+
+/// A node without credentials knows no members.
+fn without_credentials() -> Refusal {
+    let text = "this node was started without --credentials, and knows no members";
+    Refusal::new(RefusalCode::State, text.to_owned())
+}
+
+fn evict(state: &NodeState, body: &[u8]) -> Answer {
+    let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
+    let target: EvictTarget = serde_json::from_slice(body)
+        .map_err(|error| malformed(format!("not {{\"identity\": \"ROLE/NAME\"}}: {error}")))?;
+    let holder: Result<Holder, _> = target.identity.parse();
+    let holder = holder.map_err(|error| malformed(error.to_string()))?;
+    if state.donor.credentials().is_none() {
+        return Err(without_credentials());
+    }
+    let evicted = state.donor.evict(&holder);
+    let count = |count| u64::try_from(count).unwrap_or(u64::MAX);
+    answer(
+        200,
+        &EvictBody {
+            leases: count(evicted.leases),
+            bytes: evicted.bytes,
+            connections: count(evicted.connections),
+        },
+    )
+}
+
+fn reload_route(state: &NodeState) -> Answer {
+    let reloaded = reload(&state.donor).map_err(|error| {
+        // The whole chain, in one line.
+        let text = format!("{:#}", anyhow::Error::from(error));
+        Refusal::new(RefusalCode::State, text)
+    })?;
+    answer(200, &reloaded.ok_or_else(without_credentials)?)
+}
+
+/// Reads the credentials of a node again; those in use stay when the new ones cannot be used. Returns
+/// `None` when there are none.
+///
+/// # Errors
+///
+/// Fails when the new ones cannot be used.
+pub fn reload(donor: &Donor) -> Result<Option<ReloadBody>, ReloadError> {
+    let (Some(closed), Some(shared)) = (donor.reload()?, donor.credentials()) else {
+        return Ok(None);
+    };
+    let body = ReloadBody {
+        closed: u64::try_from(closed).unwrap_or(u64::MAX),
+        not_after: shared.current().presented().not_after,
+    };
+    tracing::warn!(
+        closed,
+        "credentials were read again; connections whose certificates are not accepted any more are closed"
+    );
+    credentials::warn_of_expiry(shared);
+    Ok(Some(body))
+}
 
 /// Returns the counters of a donor.
 pub fn counters(donor: &Donor) -> NodeCounters {

@@ -13,8 +13,8 @@ use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
 use crate::transport::udp::{Fingerprint, Listener};
 use fabric_host::lock;
-use fabric_identity::{ReloadError, SharedCredentials};
-use fabric_transport::tls::{CertificateDer, TlsError, TlsStream};
+use fabric_identity::{Holder, ReloadError, SharedCredentials};
+use fabric_transport::tls::{Peer, TlsError, TlsStream};
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -99,8 +99,19 @@ struct Shared {
 #[derive(Debug)]
 struct Registered {
     closer: Closer,
-    /// The certificates that the peer has shown, once it has.
-    chain: Vec<CertificateDer<'static>>,
+    /// Who the peer is, once it has shown that.
+    peer: Option<Peer>,
+}
+
+/// What an eviction ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Evicted {
+    /// Leases.
+    pub leases: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Connections.
+    pub connections: usize,
 }
 
 impl Donor {
@@ -208,6 +219,16 @@ impl Donor {
         lock(&self.shared.connections).len()
     }
 
+    /// Returns the number of open connections of peers that have shown who they are.
+    #[must_use]
+    pub fn members(&self) -> usize {
+        let connections = lock(&self.shared.connections);
+        connections
+            .values()
+            .filter(|one| one.peer.is_some())
+            .count()
+    }
+
     /// Breaks every connection, like a network failure. Leases continue, and VMs reconnect.
     pub fn break_connections(&self) {
         for connection in lock(&self.shared.connections).values() {
@@ -229,10 +250,10 @@ impl Donor {
         let credentials = credentials.reload()?;
         let mut closed = 0;
         for connection in lock(&self.shared.connections).values() {
-            if connection.chain.is_empty() {
+            let Some(peer) = &connection.peer else {
                 continue;
-            }
-            if let Err(why) = credentials.confirm(&connection.chain) {
+            };
+            if let Err(why) = credentials.confirm(&peer.chain) {
                 tracing::warn!(
                     why,
                     "a connection is closed: its certificate is not accepted any more"
@@ -242,6 +263,26 @@ impl Donor {
             }
         }
         Ok(Some(closed))
+    }
+
+    /// Ends the leases of a member, and closes its connections. The member may connect again, unless
+    /// the policy or a list of revoked certificates keeps it out.
+    pub fn evict(&self, holder: &Holder) -> Evicted {
+        let (leases, bytes) = self.pool().end_of(holder);
+        let mut connections = 0;
+        for connection in lock(&self.shared.connections).values() {
+            let peer = connection.peer.as_ref();
+            if peer.is_some_and(|peer| peer.subject.holder == *holder) {
+                connection.closer.close();
+                connections += 1;
+            }
+        }
+        tracing::warn!(%holder, leases, bytes, connections, "a member was evicted");
+        Evicted {
+            leases,
+            bytes,
+            connections,
+        }
     }
 
     /// Returns the credentials.
@@ -366,9 +407,8 @@ fn begin(
     let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
     let count = {
         let mut connections = lock(&shared.connections);
-        let chain = Vec::new();
-        let closer = registered;
-        connections.insert(number, Registered { closer, chain });
+        let (closer, peer) = (registered, None);
+        connections.insert(number, Registered { closer, peer });
         connections.len()
     };
     if shared.credentials.is_some() && count > CONNECTIONS_MAX {
@@ -415,7 +455,7 @@ impl Shared {
         if let Some(peer) = stream.peer()
             && let Some(registered) = lock(&self.connections).get_mut(&number)
         {
-            registered.chain.clone_from(&peer.chain);
+            registered.peer = Some(peer.clone());
         }
     }
 }

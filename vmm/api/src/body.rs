@@ -113,6 +113,37 @@ pub struct StateBody {
     pub state: VmState,
 }
 
+/// The member of a cluster whose use of a node is to end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct EvictTarget {
+    /// The member, as ROLE/NAME.
+    pub identity: String,
+}
+
+/// What an eviction ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct EvictBody {
+    /// Leases of the member.
+    pub leases: u64,
+    /// Their memory.
+    pub bytes: u64,
+    /// Its other connections, besides those of the leases.
+    pub connections: u64,
+}
+
+/// Credentials that were read again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ReloadBody {
+    /// Connections that were closed, since the new files do not confirm their certificates.
+    pub closed: u64,
+    /// The last second of the new certificate's validity, since 1970.
+    pub not_after: i64,
+}
+
 /// The requested size of the balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 pub use ssi_hv_api::body::{
-    BalloonBody, BalloonTarget, ErrorBody, HotplugBody, HotplugTarget, MoveBody, MoveTarget,
-    Refusal, RefusalCode, StateBody,
+    BalloonBody, BalloonTarget, ErrorBody, EvictBody, EvictTarget, HotplugBody, HotplugTarget,
+    MoveBody, MoveTarget, Refusal, RefusalCode, ReloadBody, StateBody,
 };
 
 /// Prefix of all paths: the version of the interface.

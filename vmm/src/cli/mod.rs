@@ -3,7 +3,7 @@
 pub mod bench;
 pub mod control;
 pub mod generate;
-mod node;
+pub mod node;
 pub mod pki;
 pub mod report;
 mod run;
@@ -28,7 +28,7 @@ use self::bench::{
 };
 use self::control::{ControlCommand, ControlConfig};
 use self::generate::{CompletionsConfig, ManConfig};
-use self::node::NodeArgs;
+use self::node::{EvictConfig, NodeCli, NodeRef};
 use self::pki::PkiCommand;
 use self::report::ReportConfig;
 use self::run::RunArgs;
@@ -61,7 +61,7 @@ enum Command {
     /// Boot a guest whose memory may be spread over donors
     Run(Box<RunArgs>),
     /// Lend memory of this host to guests on others
-    Node(NodeArgs),
+    Node(NodeCli),
     /// Run vCPUs of a VM for the node that starts this
     #[command(hide = true)]
     NodeVm,
@@ -114,6 +114,10 @@ pub enum Action {
     Run(Box<RunSettings>),
     /// Lend memory.
     Node(NodeSettings),
+    /// End what a member has on a node.
+    Evict(EvictConfig),
+    /// Make a node read its credentials again.
+    Reload(NodeRef),
     /// Run vCPUs of a VM for a node.
     NodeVm,
     /// Start nodes and a VM.
@@ -256,7 +260,7 @@ fn names_exec(arguments: &[OsString]) -> bool {
 fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
     Ok(match cli.command {
         Command::Run(args) => run_action(*args, matches)?,
-        Command::Node(args) => Action::Node(args.settings()),
+        Command::Node(cli) => cli.action(),
         Command::NodeVm => Action::NodeVm,
         Command::Up(config) => Action::Up(config),
         Command::Status(config) => Action::Status(config),

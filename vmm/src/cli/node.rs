@@ -2,11 +2,64 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
+use fabric_identity::Holder;
 use ssi_hv::config::address::HostPort;
 use ssi_hv::config::allow::Allow;
 use ssi_hv::config::{DEFAULT_LEASE_SECONDS, NodeSettings};
 use ssi_hv::size::ByteSize;
+
+use super::Action;
+
+/// What is asked of `node`: to lend, or one of the commands to a node.
+#[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(super) struct NodeCli {
+    #[command(subcommand)]
+    command: Option<NodeCommand>,
+
+    #[command(flatten)]
+    lend: Option<NodeArgs>,
+}
+
+/// Commands to a node that runs.
+#[derive(Clone, Debug, Subcommand)]
+enum NodeCommand {
+    /// End the leases of a member of the cluster, and close its connections
+    Evict(EvictConfig),
+    /// Read the files of --credentials again
+    Reload(NodeRef),
+}
+
+/// The flags of `ssi-hv node evict`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct EvictConfig {
+    /// The member, such as vm/web
+    #[arg(value_name = "ROLE/NAME")]
+    pub identity: Holder,
+
+    #[command(flatten)]
+    pub node: NodeRef,
+}
+
+/// Which node is meant.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct NodeRef {
+    /// Process id of the node [default: the only one of this user]
+    #[arg(long, value_name = "PID")]
+    pub node: Option<String>,
+}
+
+impl NodeCli {
+    pub(super) fn action(self) -> Action {
+        match (self.command, self.lend) {
+            (Some(NodeCommand::Evict(config)), _) => Action::Evict(config),
+            (Some(NodeCommand::Reload(config)), _) => Action::Reload(config),
+            (None, Some(lend)) => Action::Node(lend.settings()),
+            (None, None) => unreachable!("clap requires --listen without a command"),
+        }
+    }
+}
 
 /// The flags of `node`.
 #[derive(Clone, Debug, Args)]

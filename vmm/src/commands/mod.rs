@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod control;
 pub mod doctor;
+pub mod evict;
 pub mod man;
 pub mod moving;
 pub mod node;

@@ -21,7 +21,7 @@ use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
-use ssi_hv::node::{METRICS, NodeState, ROUTES, counters};
+use ssi_hv::node::{METRICS, NodeState, ROUTES, counters, reload};
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
@@ -118,7 +118,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     loop {
         match orders.recv() {
             Ok(Order::Report) => write(report.as_ref(), &donor),
-            Ok(Order::Reload) => reload(&donor),
+            Ok(Order::Reload) => reread(&donor),
             Ok(Order::Stop) | Err(_) => break,
         }
     }
@@ -149,18 +149,9 @@ enum Order {
 }
 
 /// Reads the credentials again; those in use stay when the new ones cannot be used.
-fn reload(donor: &Donor) {
-    match donor.reload() {
-        Ok(closed) => {
-            tracing::warn!(
-                closed = closed.unwrap_or_default(),
-                "credentials were read again; connections whose certificates are not accepted any more are closed"
-            );
-            if let Some(credentials) = donor.credentials() {
-                credentials::warn_of_expiry(credentials);
-            }
-        }
-        Err(error) => tracing::error!("credentials were not replaced: {:#}", anyhow!(error)),
+fn reread(donor: &Donor) {
+    if let Err(error) = reload(donor) {
+        tracing::error!("credentials were not replaced: {:#}", anyhow!(error));
     }
 }
 

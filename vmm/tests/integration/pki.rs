@@ -197,6 +197,52 @@ fn a_guest_uses_memory_of_a_node_with_certificates_alone() {
     assert_eq!(code, Some(2), "{stderr}");
     assert!(stderr.contains("and vm/NAME is needed here"), "{stderr}");
 
+    // What an operator asks of the node, by its process id and without.
+    let ssi_hv = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+        command.args(words).current_dir(at);
+        command.env("SSI_HV_RUNTIME_DIR", at.join("node-sockets"));
+        let output = end::output_of(&mut command);
+        let [stdout, stderr] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), stdout, stderr)
+    };
+    let number = node.0.id().to_string();
+    for words in [
+        &["node", "evict", "vm/web"][..],
+        &["node", "evict", "vm/web", "--node", &number],
+    ] {
+        let (code, stdout, stderr) = ssi_hv(words);
+        assert_eq!(code, Some(0), "{stderr}");
+        let ended = "vm/web: 0 lease(s) of 0 B ended, 0 connection(s) closed\n";
+        assert_eq!(stdout, ended);
+    }
+    for (words, code, part) in [
+        (&["node", "evict", "web"][..], 2, "not ROLE/NAME"),
+        (
+            &["node", "evict", "vm/web", "--node", "1"],
+            1,
+            "does not run here",
+        ),
+        (&["node"], 2, "--listen"),
+    ] {
+        let (found, _, stderr) = ssi_hv(words);
+        assert_eq!(found, Some(code), "{stderr}");
+        assert!(stderr.contains(part), "{stderr}");
+    }
+    let (code, stdout, stderr) = ssi_hv(&["node", "reload"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_eq!(
+        stdout,
+        "credentials were read again; 0 connection(s) closed\n"
+    );
+    let good = std::fs::read(at.join("alpha/cert.pem")).unwrap();
+    std::fs::write(at.join("alpha/cert.pem"), "none").unwrap();
+    let (code, _, stderr) = ssi_hv(&["node", "reload", "--node", &number]);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("cert.pem has no certificate"), "{stderr}");
+    std::fs::write(at.join("alpha/cert.pem"), good).unwrap();
+
     // A node that has read the list refuses the VM, and is not ended by the signal.
     succeeds(at, "revoke ca vm/web");
     std::fs::copy(at.join("ca/crl.pem"), at.join("alpha/crl.pem")).unwrap();

@@ -4,6 +4,7 @@
 use super::{Closing, Lease, Pool, sum};
 use crate::wire::{LeaseStatus, Token};
 use fabric_host::lock;
+use fabric_identity::Holder;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -37,6 +38,23 @@ impl Pool {
             }
         }
         vms
+    }
+
+    /// Ends the leases of a member, and waits as [`end`](Self::end) does. Returns how many they were,
+    /// and their bytes.
+    pub fn end_of(&self, holder: &Holder) -> (usize, u64) {
+        let now = Instant::now();
+        let is_owner = |lease: &Lease| {
+            let owner = lease.owner.as_ref();
+            owner.is_some_and(|owner| owner.holder == *holder)
+        };
+        let ended = self.begin_end(now, is_owner);
+        let totals = (ended.len(), ended.iter().map(|lease| lease.bytes()).sum());
+        for lease in ended {
+            lease.has_closed_by(now + self.closing_time_max);
+            self.account_ended(lease);
+        }
+        totals
     }
 
     /// Ends every lease, and waits as [`end`](Self::end) does.

@@ -4,6 +4,7 @@ use super::cluster::Cluster;
 use super::{ask, control_as, ends, lease_as};
 use fabric_test_support::*;
 use fabric_transport::control::{ControlError, ControlStream};
+use fabric_transport::stream::Carrier;
 use fabric_wire::{FrameKind, LeaseStatus, Refusal, TrafficClass};
 use memory_fabric::donor::policy::{Amounts, Rule};
 use memory_fabric::donor::server::Donor;
@@ -112,6 +113,43 @@ fn a_member_at_its_limit_is_refused_and_its_neighbour_is_not() {
         used.get("vm/web").is_none_or(|web| web.bytes == 0)
     });
     ask(&mut control_as(&prod, &donor, "vm/web"), 3 * MIB).expect("all of it");
+}
+
+#[test]
+fn an_evicted_member_loses_leases_and_connections_and_its_neighbour_none() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let (mut neighbour, of_neighbour) = lease_as(&prod, &donor, "vm/db");
+    let (mut control, grant) = lease_as(&prod, &donor, "vm/web");
+    // One that has no lease, over UDP.
+    let carrier = Carrier::Quic(prod.expected("vm/web", "alpha"));
+    let mut idle = ControlStream::connect_by(donor.address(), &carrier).expect("a donor");
+    let urgent = TrafficClass::Urgent;
+    let mut pages = control_as(&prod, &donor, "vm/web");
+    pages
+        .attach(grant.token, urgent, &ends())
+        .expect("its pages");
+    let deadline = Instant::now() + PATIENCE;
+    while donor.evict(&"vm/nobody".parse().expect("a holder")).leases > 0 || donor.members() < 4 {
+        assert!(Instant::now() < deadline, "{} members", donor.members());
+        std::thread::yield_now();
+    }
+    let evicted = donor.evict(&"vm/web".parse().expect("a holder"));
+    assert_eq!((evicted.leases, evicted.bytes), (1, MIB));
+    // The connection for pages may have ended with the lease.
+    assert!((2..=3).contains(&evicted.connections), "{evicted:?}");
+    for stream in [&mut control, &mut idle, &mut pages] {
+        assert!(stream.receive(PATIENCE).is_err(), "it is still open");
+    }
+    let mut again = control_as(&prod, &donor, "vm/web");
+    let resumed: Result<LeaseStatus, _> =
+        again.call(FrameKind::Resume, &grant.token, FrameKind::Status);
+    let error = resumed.expect_err("its lease has ended").to_string();
+    assert!(error.contains("no such lease"), "{error}");
+    let renewed: Result<LeaseStatus, _> =
+        neighbour.call(FrameKind::Renew, &of_neighbour.token, FrameKind::Status);
+    renewed.expect("the neighbour has its lease");
+    assert_eq!((donor.pool().leases(), donor.pool().lent_bytes()), (1, MIB));
 }
 
 #[test]
