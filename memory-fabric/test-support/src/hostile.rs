@@ -44,6 +44,8 @@ struct State {
     forged: HashSet<u64>,
     /// The page that is forged each time.
     permanently: Option<u64>,
+    /// Whether all are.
+    all: bool,
     forgeries: u64,
 }
 
@@ -91,6 +93,11 @@ impl Hostile {
     /// Forges the page at this offset each time.
     pub fn forge_permanently(&self, offset: u64) {
         self.state.lock().unwrap().permanently = Some(offset);
+    }
+
+    /// Forges every page from now on, each time.
+    pub fn forge_all(&self) {
+        self.state.lock().unwrap().all = true;
     }
 
     /// Returns how many answers were forged.
@@ -182,7 +189,7 @@ impl Way {
     fn replace(&self, offset: u64, page: &mut [u8; PAGE]) {
         let forgery = *self.forgery.lock().unwrap();
         let mut state = self.state.lock().unwrap();
-        if state.permanently == Some(offset) {
+        if state.all || state.permanently == Some(offset) {
             page[17] ^= 1;
             state.forgeries += 1;
             return;

@@ -172,6 +172,33 @@ fn nothing_of_a_guest_can_be_read_at_its_donor() {
 }
 
 #[test]
+fn a_hostile_donor_of_two_goes_out_of_use_and_the_guest_continues() {
+    let (first, second) = (donor(GUEST), donor(GUEST));
+    let hostile = Hostile::new(first.address(), Slab::new());
+    let mut config = sealed(&[hostile.address, second.address()]);
+    config.replicated = true;
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 1);
+    hostile.forge_all();
+    verify(words, 1);
+    fill(words, 2);
+    verify(words, 2);
+    let event = running.events.recv_timeout(PATIENCE).expect("an event");
+    let FabricEvent::Degraded { node, reason } = event else {
+        panic!("unexpected {event:?}");
+    };
+    assert_eq!(node.0, 1);
+    assert!(reason.contains("came back twice"), "{reason}");
+    let replicas = running.fabric.view().replicas().expect("replicated");
+    assert_eq!((replicas.losses, replicas.out.len()), (1, 1));
+    assert!(hostile.forgeries() >= 2);
+    let events: Vec<_> = running.events.try_iter().collect();
+    assert!(events.is_empty(), "{events:?}");
+    running.fabric.shutdown();
+}
+
+#[test]
 fn a_donor_joins_sealed_and_returns_after_it_left() {
     let (first, joins) = (donor(GUEST), donor(GUEST));
     let mut config = sealed(&[first.address()]);

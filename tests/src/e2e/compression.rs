@@ -101,7 +101,8 @@ fn run(context: &Context<'_>, compression: &'static str) -> anyhow::Result<Outco
     let donor = Donor::start(context)?;
     let guest = Guest {
         local_memory: Some("64M"),
-        more: vec!["--compression", compression],
+        // Sealed pages do not shrink.
+        more: vec!["--compression", compression, "--seal", "off"],
         ..Guest::small(1, &copies())
     };
     context.testbed.limit_rate(1, 2, MBIT_A_SECOND)?;

@@ -2,8 +2,8 @@
 
 use crate::report::{
     Boot, Coherence, FaultKind, Faults, Guest, HotPage, HotPageNode, MemoryUsed, Node, NodeState,
-    PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, Stages, Traffic, TrafficClass, Transfers,
-    TransportUsed,
+    PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, SealingUsed, Stages, Traffic,
+    TrafficClass, Transfers, TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -49,6 +49,7 @@ fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
             memory_bytes: 1 << 30,
             pages_fetched: 5,
             pages_written_back: 6,
+            sealed: id == 2,
             faults,
             traffic: (id > 0).then_some(Traffic {
                 urgent: traffic(100, 100, false),
@@ -169,6 +170,11 @@ pub fn status() -> VmStatus {
                 repaired_bytes: 16 << 20,
                 losses: 1,
                 out: vec![2],
+            }),
+            sealing: Some(SealingUsed {
+                pages_sealed: 6,
+                pages_opened: 5,
+                pages_rejected: 1,
             }),
         },
         nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],

@@ -149,6 +149,27 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
             replicas.losses,
         );
     }
+    if let Some(sealing) = &memory.sealing {
+        for (name, help, count) in [
+            (
+                "ssi_hv_pages_sealed_total",
+                "Pages that were sealed for donors.",
+                sealing.pages_sealed,
+            ),
+            (
+                "ssi_hv_pages_opened_total",
+                "Sealed pages that were fetched and opened.",
+                sealing.pages_opened,
+            ),
+            (
+                "ssi_hv_pages_rejected_total",
+                "Pages that did not open: a donor or the network had changed them.",
+                sealing.pages_rejected,
+            ),
+        ] {
+            all.counter(name, help, count);
+        }
+    }
     let (evictions, ahead) = (&status.evictions, &status.prefetch);
     for (name, help, count) in [
         (
@@ -254,6 +275,11 @@ fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
         "ssi_hv_donor_memory_bytes",
         "Memory of the guest with its home there.",
         each(&donors, |now| Some(float(now.node.memory_bytes))),
+    );
+    all.gauges(
+        "ssi_hv_donor_sealed",
+        "Whether it gets sealed pages only: 1 or 0.",
+        each(&donors, |now| Some(flag(now.node.sealed))),
     );
     all.counters(
         "ssi_hv_donor_pages_fetched_total",

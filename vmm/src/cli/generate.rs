@@ -13,8 +13,8 @@ const EVERYWHERE: [&str; 5] = ["verbose", "quiet", "log_level", "log_format", "h
 /// What the help of each command shows instead.
 const SEE_TOP: &str = "-h, -v, -q, --log-level and --log-format: see `ssi-hv --help`.";
 
-/// The help of a command: clap's default without the empty lines around the usage, so that that of `run`
-/// fits on a screen.
+/// The help of a command: clap's default without the empty lines around the usage and before
+/// [`SEE_TOP`], so that that of `run` fits on a screen.
 const TEMPLATE: &str =
     "{before-help}{about-with-newline}{usage-heading} {usage}\n{all-args}{after-help}";
 
@@ -46,11 +46,13 @@ pub fn command() -> Command {
 fn shorten_below(mut command: Command) -> Command {
     for below in command.get_subcommands_mut() {
         let shortened = std::mem::take(below).mut_args(hide_what_is_shared);
-        let text = match shortened.get_after_help() {
-            Some(text) => format!("{text}\n\n{SEE_TOP}"),
-            None => SEE_TOP.to_owned(),
+        // Not a text after the help: clap puts an empty line before that.
+        let gap = if shortened.get_after_help().is_some() {
+            "\n"
+        } else {
+            ""
         };
-        let shortened = shortened.after_help(text).help_template(TEMPLATE);
+        let shortened = shortened.help_template(format!("{TEMPLATE}{gap}\n{SEE_TOP}"));
         *below = shorten_below(shortened);
     }
     command

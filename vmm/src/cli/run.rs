@@ -218,6 +218,16 @@ pub(super) struct RunArgs {
     #[arg(long, help_heading = "Where the memory is")]
     checksum: bool,
 
+    /// Encrypt pages: on or off [default: by host]
+    #[arg(
+        long,
+        value_name = "on|off",
+        help_heading = "Where the memory is",
+        value_parser = words::<Switch>(),
+        hide_possible_values = true,
+    )]
+    seal: Option<Switch>,
+
     /// Compress pages: auto, on or off
     #[arg(
         long,
@@ -353,6 +363,7 @@ impl RunArgs {
             numa: self.numa,
             huge_pages: self.huge_pages,
             checksum: self.checksum,
+            seal: self.seal,
             compression: self.compression,
             prefetch: self.prefetch,
             record_working_set: self.record_working_set,

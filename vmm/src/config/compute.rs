@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use memory_fabric::fabric::{Compression, TransportKind};
 
 use super::address::HostPort;
-use super::choice::Numa;
+use super::choice::{Numa, Switch};
 use super::node_arg::NODES_MAX;
 use super::settings::RunSettings;
 use super::validation::{ValidationError, resolve_permitted};
@@ -114,6 +114,7 @@ impl RunSettings {
             (self.cpu_pinning.is_some(), "--cpu-pinning"),
             (self.checksum, "--checksum"),
             (self.compression == Compression::On, "--compression on"),
+            (self.seal == Some(Switch::On), "--seal on"),
             (self.record_working_set.is_some(), "--record-working-set"),
             (self.replay_working_set.is_some(), "--replay-working-set"),
             (

@@ -17,6 +17,7 @@ mod node;
 pub mod node_arg;
 pub mod planned;
 mod run;
+mod sealing;
 mod settings;
 mod text;
 pub mod validation;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use devices::virtio::MEM_BLOCK_BYTES;
 use fabric_identity::Name;
 use memory_fabric::BLOCK_BYTES;
-use memory_fabric::fabric::{Compression, Fingerprint, TransportKind, replicated_blocks};
+use memory_fabric::fabric::{Compression, Fingerprint, Sealing, TransportKind, replicated_blocks};
 
 use super::address::{Donor, HostPort};
 use super::choice::{HugePages, Numa, OnReboot, Prefetching, Switch};
@@ -130,6 +130,8 @@ pub struct RunConfig {
     pub huge_pages: bool,
     /// Whether each page in transit has a checksum of ours.
     pub checksum: bool,
+    /// Which donors get sealed pages only.
+    pub seal: Sealing,
     /// Whether pages are compressed on the network.
     pub compression: Compression,
     /// Whether pages are fetched before they are touched.
@@ -214,6 +216,7 @@ impl RunSettings {
         let is_alone = nodes.is_empty();
         let donors = self.resolved_donors()?;
         let local_memory = self.checked_local_memory()?;
+        let seal = self.checked_seal(&donors)?;
         Ok(RunConfig {
             name: self.name.clone(),
             kernel,
@@ -248,6 +251,7 @@ impl RunSettings {
             numa: self.numa,
             huge_pages: self.huge_pages == HugePages::Auto && is_alone,
             checksum: self.checksum,
+            seal,
             compression: self.compression,
             prefetch: self.prefetch == Prefetching::Auto,
             record_working_set: self.record_working_set.clone(),

@@ -106,6 +106,9 @@ pub struct RunSettings {
     pub huge_pages: HugePages,
     /// Protect each page in transit with a CRC-32C
     pub checksum: bool,
+    /// Seal pages on donors: on or off
+    #[serde(with = "choice::optional", skip_serializing_if = "Option::is_none")]
+    pub seal: Option<Switch>,
     /// Compress pages on the network
     #[serde(with = "choice")]
     pub compression: Compression,
@@ -172,6 +175,7 @@ impl Default for RunSettings {
             numa: Numa::Flat,
             huge_pages: HugePages::Auto,
             checksum: false,
+            seal: None,
             compression: Compression::Auto,
             prefetch: Prefetching::Auto,
             record_working_set: None,

@@ -321,6 +321,11 @@ pub enum ValidationError {
         /// Memory of which the donors can hold two copies.
         held: ByteSize,
     },
+    /// Sealed pages do not shrink.
+    #[error(
+        "--compression on has no effect on sealed pages, which do not shrink, and pages for donors on other hosts are sealed; remove it, or add --seal off"
+    )]
+    SealedWithCompression,
     /// Two donors have the same address.
     #[error("donor {second} is the same as {first}, at {address}; name each donor once")]
     DuplicateDonor {

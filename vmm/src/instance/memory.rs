@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric_identity::{Role, SharedCredentials};
 use memory_fabric::NodeIds;
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, SPIN_DEFAULT, Sealing,
+    DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, SPIN_DEFAULT,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
@@ -66,7 +66,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
         transport: config.transport,
         credentials: credentials(config)?,
         checksum: config.checksum,
-        seal: Sealing::Off,
+        seal: config.seal,
         compression: config.compression,
         grace: config.donor_grace,
         prefetch: config.prefetch,

@@ -14,7 +14,7 @@ use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
 use crate::report::{
     Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
-    RUNNING, RdmaUsed, ReplicasUsed, Report, Role, Stages, Traffic, TrafficClass,
+    RUNNING, RdmaUsed, ReplicasUsed, Report, Role, SealingUsed, Stages, Traffic, TrafficClass,
 };
 use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmState, VmStatus, observed};
 
@@ -143,6 +143,14 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
             losses: replicas.losses,
             out: replicas.out.iter().map(|node| node.0.into()).collect(),
         }),
+        sealing: view.nodes().iter().any(|node| node.is_sealed).then(|| {
+            let stats = &view.stats().sealing;
+            SealingUsed {
+                pages_sealed: stats.sealed.get(),
+                pages_opened: stats.opened.get(),
+                pages_rejected: stats.rejected.get(),
+            }
+        }),
     }
 }
 
@@ -192,6 +200,7 @@ fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
             memory_bytes: summary.memory_bytes,
             pages_fetched: summary.pages_fetched,
             pages_written_back: summary.pages_written_back,
+            sealed: summary.is_sealed,
             faults: donor.map(of_donor),
             traffic: summary.address.and(donor).map(traffic),
             rdma: summary.rdma.map(|rdma| RdmaUsed {

@@ -68,6 +68,12 @@ pub fn vm(status: &VmStatus) -> String {
     if let Some(replicas) = &memory.replicas {
         line(format!("copies     {}", copies(replicas)));
     }
+    if let Some(sealing) = &memory.sealing {
+        line(format!(
+            "sealing    {} pages sealed, {} opened, {} rejected",
+            sealing.pages_sealed, sealing.pages_opened, sealing.pages_rejected
+        ));
+    }
     if let Some(hotplug) = &memory.hotplug {
         line(format!(
             "added      {} plugged of {} requested, {} is the limit",

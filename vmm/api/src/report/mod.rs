@@ -151,6 +151,21 @@ pub struct MemoryUsed {
     /// Memory on donors with two copies; `null` without `--replicas 2`.
     #[serde(default)]
     pub replicas: Option<ReplicasUsed>,
+    /// Pages that donors could neither read nor change; `null` without such donors.
+    #[serde(default)]
+    pub sealing: Option<SealingUsed>,
+}
+
+/// Sealed pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct SealingUsed {
+    /// How many were sealed, to be written back.
+    pub pages_sealed: u64,
+    /// How many were fetched and opened.
+    pub pages_opened: u64,
+    /// How many did not open, each time: a donor or the network had changed them.
+    pub pages_rejected: u64,
 }
 
 /// Memory on donors with two copies.
@@ -248,6 +263,9 @@ pub struct Node {
     pub pages_fetched: u64,
     /// Pages written back to it.
     pub pages_written_back: u64,
+    /// Whether it gets sealed pages only.
+    #[serde(default)]
+    pub sealed: bool,
     /// The vCPUs that run on it.
     #[serde(default)]
     pub cpus: Vec<u32>,
