@@ -13,6 +13,7 @@ use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
 use crate::transport::udp::{Fingerprint, Listener};
 use fabric_host::lock;
+use fabric_identity::presented::Presented;
 use fabric_identity::{Holder, ReloadError, SharedCredentials};
 use fabric_transport::tls::{Peer, TlsError, TlsStream};
 use std::collections::HashMap;
@@ -21,7 +22,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Interval of checks for expired leases.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -101,6 +102,8 @@ struct Registered {
     closer: Closer,
     /// Who the peer is, once it has shown that.
     peer: Option<Peer>,
+    /// The last second of the validity of its certificate, since 1970.
+    not_after: i64,
 }
 
 /// What an eviction ended.
@@ -407,8 +410,12 @@ fn begin(
     let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
     let count = {
         let mut connections = lock(&shared.connections);
-        let (closer, peer) = (registered, None);
-        connections.insert(number, Registered { closer, peer });
+        let registered = Registered {
+            closer: registered,
+            peer: None,
+            not_after: i64::MAX,
+        };
+        connections.insert(number, registered);
         connections.len()
     };
     if shared.credentials.is_some() && count > CONNECTIONS_MAX {
@@ -450,11 +457,31 @@ fn begin(
 }
 
 impl Shared {
+    /// Closes the connections of peers whose certificates have expired since they were accepted.
+    fn close_expired(&self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        for connection in lock(&self.connections).values_mut() {
+            if let Some(peer) = &connection.peer
+                && connection.not_after < now
+            {
+                tracing::warn!(peer = %peer.subject, "a connection is closed: its certificate has expired");
+                connection.closer.close();
+                // Once.
+                connection.not_after = i64::MAX;
+            }
+        }
+    }
+
     /// Notes what the peer of a connection has shown.
     fn note_peer(&self, number: u64, stream: &Stream) {
         if let Some(peer) = stream.peer()
             && let Some(registered) = lock(&self.connections).get_mut(&number)
         {
+            let certificate = peer.chain.first();
+            let presented = certificate.and_then(|one| Presented::read(one).ok());
+            // It was read before, when the connection was made.
+            registered.not_after = presented.map_or(i64::MIN, |presented| presented.not_after);
             registered.peer = Some(peer.clone());
         }
     }
@@ -466,6 +493,7 @@ fn expire(shared: &Shared) {
             tracing::warn!(vm, "lease ended: it was not renewed in time");
         }
         shared.served.pool.release_removed_devices();
+        shared.close_expired();
         std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
     }
 }

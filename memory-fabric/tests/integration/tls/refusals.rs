@@ -316,6 +316,29 @@ fn the_holder_of_a_vms_certificate_is_no_node_over_udp_either() {
     });
 }
 
+#[test]
+fn a_certificate_that_expires_ends_its_connections() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let (mut neighbour, of_neighbour) = lease_as(&prod, &donor, "vm/db");
+    let until = OffsetDateTime::now_utc() + time::Duration::seconds(10);
+    let short = prod.odd(|parameters| parameters.not_after = until);
+    let deadline = Instant::now() + PATIENCE;
+    let stream = UdpStream::connect_with(donor.address(), config(Some(short)), deadline);
+    let stream = Stream::Udp(Box::new(stream.expect("it is valid")));
+    let mut control = ControlStream::accepted(stream, donor.address());
+    let grant = super::ask(&mut control, MIB).expect("a lease");
+    let renew = |control: &mut ControlStream, token| {
+        control.call::<_, fabric_wire::LeaseStatus>(FrameKind::Renew, token, FrameKind::Status)
+    };
+    while renew(&mut control, &grant.token).is_ok() {
+        assert!(Instant::now() < deadline, "it is used after it expired");
+        renew(&mut neighbour, &of_neighbour.token).expect("the neighbour's is valid");
+    }
+    assert!(OffsetDateTime::now_utc() > until, "it was closed too early");
+    renew(&mut neighbour, &of_neighbour.token).expect("the neighbour's is valid");
+}
+
 /// Counts the tickets with which a server lets a client resume a session.
 #[derive(Debug, Default)]
 struct Tickets(AtomicUsize);
