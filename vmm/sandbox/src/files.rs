@@ -1,8 +1,10 @@
 //! Files, by Landlock.
 
+use std::path::{Path, PathBuf};
+
 use landlock::{
-    ABI, Access, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
-    RulesetStatus, path_beneath_rules,
+    ABI, Access, AccessFs, BitFlags, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus,
 };
 
 use crate::Sandbox;
@@ -65,22 +67,53 @@ fn of_directories() -> BitFlags<AccessFs> {
         | AccessFs::RemoveFile
 }
 
-/// Restricts this thread and those that it starts. Returns whether the kernel can.
-pub(crate) fn restrict(sandbox: &Sandbox) -> Result<bool, RulesetError> {
+/// Restricts this thread and those that it starts. Returns what to keep open, or nothing if the kernel
+/// cannot.
+pub(crate) fn restrict(sandbox: &Sandbox) -> Result<Option<Vec<PathFd>>, RulesetError> {
     // Programs are not executed, and libraries are read.
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let libraries = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let libraries = std::env::split_paths(&libraries).filter(|path| path.is_absolute());
-    // A path that does not exist is left out.
-    let status = Ruleset::default()
+    let mut rules = Rules::default();
+    rules.add(SYSTEM.iter().map(PathBuf::from).chain(libraries), read);
+    rules.add(DEVICES, of_devices());
+    rules.add(&sandbox.read, read);
+    rules.add(&sandbox.write, of_written_files());
+    rules.add(&sandbox.directories, of_directories());
+    let mut ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(VERSION))?
-        .create()?
-        .add_rules(path_beneath_rules(SYSTEM, read))?
-        .add_rules(path_beneath_rules(libraries, read))?
-        .add_rules(path_beneath_rules(DEVICES, of_devices()))?
-        .add_rules(path_beneath_rules(&sandbox.read, read))?
-        .add_rules(path_beneath_rules(&sandbox.write, of_written_files()))?
-        .add_rules(path_beneath_rules(&sandbox.directories, of_directories()))?
-        .restrict_self()?;
-    Ok(status.ruleset != RulesetStatus::NotEnforced)
+        .create()?;
+    for (opened, access) in &rules.0 {
+        ruleset = ruleset.add_rule(PathBeneath::new(opened, *access))?;
+    }
+    let status = ruleset.restrict_self()?;
+    let opened = rules.0.into_iter().map(|(opened, _)| opened);
+    Ok((status.ruleset != RulesetStatus::NotEnforced).then(|| opened.collect()))
+}
+
+/// What is allowed, by descriptors. A rule holds for an inode, and some file systems, such as 9p
+/// without a cache, make a new one of a file that nobody has open: so they stay open.
+#[derive(Default)]
+struct Rules(Vec<(PathFd, BitFlags<AccessFs>)>);
+
+impl Rules {
+    /// What does not exist, or cannot be reached, is left out.
+    fn add<P: AsRef<Path>>(
+        &mut self,
+        paths: impl IntoIterator<Item = P>,
+        access: BitFlags<AccessFs>,
+    ) {
+        for path in paths {
+            let path = path.as_ref();
+            let is_directory = path.is_dir();
+            if let Ok(opened) = PathFd::new(path) {
+                let possible = if is_directory {
+                    access
+                } else {
+                    access & AccessFs::from_file(VERSION)
+                };
+                self.0.push((opened, possible));
+            }
+        }
+    }
 }

@@ -25,11 +25,20 @@ pub enum SandboxError {
     Calls(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What is in force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is in force. Keep it while the process runs: some rules hold only while their file is open.
+#[must_use]
+#[derive(Debug)]
 pub struct Restricted {
-    /// Files are restricted. The kernel has Landlock then, and it is on.
-    pub files: bool,
+    /// Nothing if files are not restricted.
+    files: Option<Vec<landlock::PathFd>>,
+}
+
+impl Restricted {
+    /// Whether files are restricted. The kernel has Landlock then, and it is on.
+    #[must_use]
+    pub const fn files(&self) -> bool {
+        self.files.is_some()
+    }
 }
 
 /// The files that a process needs beside those of the system.

@@ -8,7 +8,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use ssi_hv_sandbox::Sandbox;
+use ssi_hv_sandbox::{Restricted, Sandbox};
 
 /// Names the case that a process of [`in_its_process`] is.
 const CASE: &str = "SSI_HV_SANDBOX_CASE";
@@ -34,13 +34,13 @@ fn place() -> tempfile::TempDir {
 }
 
 /// Enters the sandbox of all cases: `read` may be read, `write` written, and `new/` has new files.
-fn enter(place: &Path) -> bool {
+fn enter(place: &Path) -> Restricted {
     let mut sandbox = Sandbox::default();
     sandbox.read(place.join("read"));
     sandbox.read(place.join("absent"));
     sandbox.write(place.join("write"));
     sandbox.create(place.join("new/file"));
-    sandbox.enter().expect("the kernel has seccomp").files
+    sandbox.enter().expect("the kernel has seccomp")
 }
 
 fn refused<T>(result: std::io::Result<T>) -> bool {
@@ -54,9 +54,9 @@ fn in_its_process() {
         return;
     };
     let place = PathBuf::from(place);
-    let has_files = enter(&place);
+    let restricted = enter(&place);
     match case.to_str() {
-        Some("files") if has_files => files(&place),
+        Some("files") if restricted.files() => files(&place),
         Some("files") => println!("this kernel has no Landlock"),
         Some("work") => work(),
         Some("program") => {

@@ -72,7 +72,7 @@ fn run() -> Result<()> {
     let span = ranges.last().map_or(0, |(start, bytes)| start.0 + bytes);
     limit(span).context("cannot limit this process")?;
     // It needs no file of its own.
-    Sandbox::default()
+    let _restricted = Sandbox::default()
         .enter()
         .context("cannot restrict this process")?;
     let listeners = Listeners::bind(address).context("cannot listen for other nodes")?;

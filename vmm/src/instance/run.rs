@@ -52,7 +52,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let report_file = report_file.transpose().map_err(Failure::usage)?;
     // Before the sandbox: it asks the host's busybox what that can do.
     let exec = Exec::prepare(config);
-    sandbox::enter(config).map_err(RunError::Sandbox)?;
+    let _restricted = sandbox::enter(config).map_err(RunError::Sandbox)?;
     let supervisor = Supervisor::start(config, report_file.clone())
         .map_err(RunError::host("watch for signals"))?;
     let mut report = Report::new(host::detect());

@@ -1,23 +1,24 @@
 //! What the process of a VM gives up before the guest starts.
 
-use ssi_hv_sandbox::{Sandbox, SandboxError};
+use ssi_hv_sandbox::{Restricted, Sandbox, SandboxError};
 
 use crate::config::RunConfig;
 use crate::control_socket::directory::{Directory, all_paths};
 
 /// Restricts this process to the files that its configuration names, those of the system, and the
 /// system calls of a VM. Called before other threads are started, and before the guest exists.
-pub fn enter(config: &RunConfig) -> Result<(), SandboxError> {
+/// Returns what to keep while the process runs.
+pub fn enter(config: &RunConfig) -> Result<Option<Restricted>, SandboxError> {
     if !config.sandbox {
-        return Ok(());
+        return Ok(None);
     }
     // Created here: afterwards no directory can be. Why it cannot be used is said where it is used.
     let _ = Directory::for_listening();
     let restricted = sandbox(config).enter()?;
-    if !restricted.files {
+    if !restricted.files() {
         tracing::info!("this kernel has no Landlock: the VM's process can open other files");
     }
-    Ok(())
+    Ok(Some(restricted))
 }
 
 fn sandbox(config: &RunConfig) -> Sandbox {
