@@ -97,9 +97,9 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "DIR")]
     credentials: Option<PathBuf>,
 
-    /// A member that may use this node, and how much: ROLE/NAME or
-    /// ROLE/PREFIX*[,bytes=SIZE][,leases=N][,connections=N][,pinned=SIZE]; without any, every
-    /// member may use all
+    /// A member that may use this node, ROLE/NAME or ROLE/PREFIX*, and how much: then
+    /// bytes=SIZE, leases=N, connections=N or pinned=SIZE, each after a comma; without any,
+    /// every member may use all
     #[arg(long, value_name = "RULE")]
     allow: Vec<Allow>,
 
