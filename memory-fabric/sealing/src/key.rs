@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use zeroize::{Zeroize, Zeroizing};
 
 /// Write-backs under one key: 2^36 pages, 256 TiB, 2^44 blocks of AES. An attacker who sees all of
-/// them tells AES-GCM with unique nonces from random bytes with a probability of at most
+/// them distinguishes AES-GCM with unique nonces from random bytes with a probability of at most
 /// (2^44)^2 / 2^129 = 2^-41 (Iwata, Ohashi and Minematsu, CRYPTO 2012, theorem 1).
 const PAGES_PER_KEY_BITS: u32 = 36;
 

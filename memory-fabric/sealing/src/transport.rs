@@ -36,7 +36,7 @@ pub enum Fault {
 pub enum Verdict {
     /// It is read again: the donor that sent it is not used any more, and another has a copy.
     ReadAgain,
-    /// It is lost. Its request never completes: whoever touched the page must not continue.
+    /// It is lost. Its request never completes: the thread that touched the page must not continue.
     Lost,
 }
 

@@ -196,7 +196,7 @@ impl Judge for LinkJudge {
             (None, None) => self.nodes.node_at(self.link),
         };
         let reason = format!(
-            "{page} came back twice as other bytes than were written back last: the donor, its \
+            "{page} was received twice with other bytes than were written back last: the donor, its \
              memory or the network to it changed them"
         );
         // With another copy the donor goes out of use, as if its memory were gone.

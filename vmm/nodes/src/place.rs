@@ -4,12 +4,12 @@
 //! Each node has a [`Place`] for each vCPU, and posts the events of that vCPU where it says. The
 //! owner gives a vCPU away in [`steps`], while the vCPU does not run:
 //!
-//! 1. It tells the new owner, which keeps what comes for the vCPU from now on.
-//! 2. It tells all others, which send there from now on.
+//! 1. It notifies the new owner, which keeps what comes for the vCPU from now on.
+//! 2. It notifies all others, which send there from now on.
 //! 3. It sends there itself.
 //! 4. It sends the state of the vCPU, with all events that it has kept for it.
 //!
-//! Each is told by a message that is answered, and messages between two nodes stay in order. So
+//! Each notification is answered, and messages between two nodes stay in order. So
 //! whatever a node has sent to the old owner has arrived when its answer does, and is part of the
 //! state; what it sends to the new owner is newer. No event is lost, comes twice, or overtakes
 //! another one of the same sender.
@@ -62,12 +62,12 @@ impl Place {
         }
     }
 
-    /// Node `from` tells `me` that it gives the vCPU to `to`.
+    /// Node `from` notifies `me` that it gives the vCPU to `to`.
     ///
     /// # Errors
     ///
     /// When the vCPU is not on that node.
-    pub fn told(
+    pub fn notified(
         &mut self,
         me: NodeNumber,
         from: NodeNumber,
@@ -86,7 +86,7 @@ impl Place {
     ///
     /// # Errors
     ///
-    /// When that node has not told that it would.
+    /// When that node has not announced it.
     pub fn came(&mut self, from: NodeNumber) -> Result<(), NotOwner> {
         self.check(from, Self::Coming(from))?;
         *self = Self::Here;
@@ -105,8 +105,8 @@ impl Place {
 /// A step of the node that gives a vCPU away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Tell this node, and wait for its answer.
-    Tell(NodeNumber),
+    /// Notify this node, and wait for its answer.
+    Notify(NodeNumber),
     /// Send events to the new owner.
     Switch,
     /// Send the state with all events that were kept.
@@ -116,6 +116,6 @@ pub enum Step {
 /// What the owner of a vCPU does to give it to `to`, in order. `others` are all nodes but the owner.
 pub fn steps(to: NodeNumber, others: impl IntoIterator<Item = NodeNumber>) -> Vec<Step> {
     let others = others.into_iter().filter(|node| *node != to);
-    let tell = [to].into_iter().chain(others).map(Step::Tell);
-    tell.chain([Step::Switch, Step::Give]).collect()
+    let notify = [to].into_iter().chain(others).map(Step::Notify);
+    notify.chain([Step::Switch, Step::Give]).collect()
 }

@@ -3,7 +3,7 @@
 //! The list is that of an ordinary service with threads, files, sockets and timers, without what starts
 //! programs, changes users, name spaces, mounts, modules or the clock, or looks into other processes.
 //! No argument is compared: for such filters the kernel knows the answer by the number alone
-//! (Linux 5.11), so that they cost nothing on the fault path.
+//! (Linux 5.11) and does not run them, so that a call costs some 40 ns more.
 
 use std::collections::BTreeMap;
 

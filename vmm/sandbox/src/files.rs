@@ -92,7 +92,7 @@ pub(crate) fn restrict(sandbox: &Sandbox) -> Result<Option<Vec<PathFd>>, Ruleset
 }
 
 /// What is allowed, by descriptors. A rule holds for an inode, and some file systems, such as 9p
-/// without a cache, make a new one of a file that nobody has open: so they stay open.
+/// without a cache, make a new one of a file that is not open: so they stay open.
 #[derive(Default)]
 struct Rules(Vec<(PathFd, BitFlags<AccessFs>)>);
 

@@ -100,7 +100,9 @@ fn work() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let address = listener.local_addr().expect("bound");
     std::net::TcpStream::connect(address).expect("a listener");
-    std::thread::sleep(std::time::Duration::from_millis(1));
+    let (_sender, nothing) = std::sync::mpsc::channel::<()>();
+    let waited = nothing.recv_timeout(std::time::Duration::from_millis(1));
+    assert_eq!(waited, Err(std::sync::mpsc::RecvTimeoutError::Timeout));
 }
 
 #[test]

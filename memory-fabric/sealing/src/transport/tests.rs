@@ -112,7 +112,7 @@ impl PageTransport for Wire {
     fn interests(&self, _: &mut dyn FnMut(Interest)) {}
 }
 
-/// Records faults; says that another donor has a copy if it is told to.
+/// Records faults; says that another donor has a copy if it is made so.
 #[derive(Debug, Default)]
 struct Bench {
     faults: Mutex<Vec<Fault>>,

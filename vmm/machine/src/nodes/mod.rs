@@ -193,11 +193,11 @@ impl Nodes {
         let mut state = Some(state);
         for step in steps(to, self.links.iter().map(|link| link.peer())) {
             match step {
-                Step::Tell(node) => {
-                    let told = self
+                Step::Notify(node) => {
+                    let answer = self
                         .link(node)
                         .and_then(|link| link.call(|call| Message::Moved { call, cpu, to }));
-                    if told.is_none() {
+                    if answer.is_none() {
                         return Ok(false);
                     }
                 }
@@ -216,12 +216,14 @@ impl Nodes {
     }
 
     /// Node `from` gives a vCPU to node `to`.
-    fn told(&self, cpu: u8, from: NodeNumber, to: NodeNumber) -> Result<(), Refused> {
+    fn notified(&self, cpu: u8, from: NodeNumber, to: NodeNumber) -> Result<(), Refused> {
         if to != self.me && self.link(to).is_none() {
             return Err(Refused::NoNode(to));
         }
-        let told = self.change(cpu, |place| place.told(self.me, from, to));
-        told.ok_or(Refused::NoCpu(cpu))?.map_err(Refused::NotOwner)
+        let changed = self.change(cpu, |place| place.notified(self.me, from, to));
+        changed
+            .ok_or(Refused::NoCpu(cpu))?
+            .map_err(Refused::NotOwner)
     }
 
     /// The state of a vCPU has come from node `from`.

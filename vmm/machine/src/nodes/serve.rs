@@ -57,7 +57,7 @@ impl Board {
         let link = receiver.link();
         match message {
             Message::Moved { call, cpu, to } => {
-                self.nodes.told(cpu, link.peer(), to)?;
+                self.nodes.notified(cpu, link.peer(), to)?;
                 let data = [0; 8];
                 link.send(&Message::Answer { call, data });
             }

@@ -21,7 +21,7 @@ enum Message {
 /// A defect of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Mutation {
-    /// The new owner is told last.
+    /// The new owner is notified last.
     OthersFirst,
     /// The owner sends events to the new owner before that one knows.
     SwitchFirst,
@@ -129,7 +129,7 @@ impl World {
         match message {
             Message::Event(event) if place.owner(to) == to => self.inboxes[at(to)].push(event),
             Message::Event(event) => self.fail(format!("event {event:?} came to node {to}")),
-            Message::Moved(owner) => match place.told(to, from, owner) {
+            Message::Moved(owner) => match place.notified(to, from, owner) {
                 Ok(()) => self.send(to, from, Message::Answer),
                 Err(error) => self.fail(error.to_string()),
             },
@@ -151,7 +151,7 @@ impl World {
         };
         let Departure { owner, to, .. } = departure;
         match departure.steps.pop_front() {
-            Some(Step::Tell(node)) => {
+            Some(Step::Notify(node)) => {
                 self.send(owner, node, Message::Moved(to));
                 departure.waits = mutation != Some(Mutation::NoAnswer);
             }
@@ -391,12 +391,12 @@ fn each_defect_of_the_protocol_is_found() {
 #[test]
 fn a_node_cannot_give_away_what_it_does_not_have() {
     let mut place = Place::At(1);
-    assert!(place.told(0, 2, 0).is_err());
+    assert!(place.notified(0, 2, 0).is_err());
     assert!(place.came(1).is_err());
-    place.told(0, 1, 0).unwrap();
+    place.notified(0, 1, 0).unwrap();
     assert_eq!(place, Place::Coming(1));
-    assert!(place.told(0, 1, 0).is_err(), "twice");
+    assert!(place.notified(0, 1, 0).is_err(), "twice");
     assert!(place.came(2).is_err());
     place.came(1).unwrap();
-    assert!(place.told(0, 1, 2).is_err(), "it is here");
+    assert!(place.notified(0, 1, 2).is_err(), "it is here");
 }
