@@ -66,7 +66,9 @@ pub use fabric_transport::measure::Measured;
 /// RDMA devices of this host.
 pub mod rdma {
     pub use fabric_transport::rdma::resources::{DeviceUsage, Usage, pinned_bytes};
-    pub use fabric_transport::rdma::{DeviceChoice, RdmaError, summaries, usage};
+    pub use fabric_transport::rdma::{
+        DeviceChoice, LaneEnds, LinkLayer, RdmaError, library_file, summaries, usage,
+    };
 }
 
 // The crates below, by the names that this one has for them.

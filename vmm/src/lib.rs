@@ -22,6 +22,7 @@ pub mod report;
 pub mod status;
 pub mod stderr;
 pub mod top;
+pub mod version;
 
 pub use ssi_hv_api::{exit, size};
 pub use ssi_hv_control as control_socket;

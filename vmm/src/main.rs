@@ -102,6 +102,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Pki(command) => pki::pki(&command),
         Action::Report(config) => report::report(&config),
         Action::Man(config) => man::man(&config),
+        Action::Version => print(&ssi_hv::version::text()).map(|()| ExitCode::Success),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),
     }
 }

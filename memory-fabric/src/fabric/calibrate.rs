@@ -8,7 +8,7 @@ use crate::slices::request_short_slices;
 use crate::transport::PathKind;
 use crate::transport::measure::{Gauge, MeasureError, Measured, Silence};
 use crate::transport::rdma::LANE_STALL_TIMEOUT;
-use crate::transport::select::Selection;
+use crate::transport::select::{Reason, Selection};
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,7 @@ pub(super) struct Calibration {
     pub streams: Option<Measured>,
     pub rdma: Option<Measured>,
     pub selection: Selection,
+    pub reason: Reason,
     /// Why it is not read by RDMA, where that was tried.
     pub refusal: Option<RdmaLinkError>,
 }
@@ -71,18 +72,18 @@ pub(super) fn calibrate(
     // The choice is for as long as the VM runs, so TCP has to be clearly faster twice.
     let carried = link.carrier.kind();
     let best = |rdma: Option<&Measured>| Selection::best(carried, streams.as_ref(), rdma);
-    if kind == TransportKind::Auto && best(rdma.as_ref()).faults != PathKind::Rdma {
+    if kind == TransportKind::Auto && best(rdma.as_ref()).0.faults != PathKind::Rdma {
         rdma = rdma.map(|once| match measure_rdma(link, time) {
             Ok(Ok(again)) => once.better_of(again),
             _ => once,
         });
     }
-    let selection = match kind {
-        TransportKind::Rdma => Selection::RDMA,
-        TransportKind::Hybrid => Selection::HYBRID,
+    let (selection, reason) = match kind {
+        TransportKind::Rdma => (Selection::RDMA, Reason::Asked),
+        TransportKind::Hybrid => (Selection::HYBRID, Reason::Asked),
         TransportKind::Auto => best(rdma.as_ref()),
         TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => {
-            Selection::all(carried)
+            (Selection::all(carried), Reason::Asked)
         }
     };
     tracing::debug!(node = %link.ends.donor, ?streams, ?rdma, ?selection, "measured");
@@ -90,6 +91,7 @@ pub(super) fn calibrate(
         streams,
         rdma,
         selection,
+        reason,
         refusal,
     })
 }

@@ -12,7 +12,7 @@ use crate::link::{Leased, Link, LinkPort, LinkStats, describe};
 use crate::stats::{PagerStats, Traffic};
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
-use crate::transport::select::Selection;
+use crate::transport::select::{Reason, Selection};
 use crate::transport::tcp::TcpTransport;
 use crate::transport::{PageTransport, PathKind};
 use crate::view::LentBy;
@@ -124,7 +124,9 @@ impl Connections {
             ports,
         } = attached;
         let found = calibrate(config, &rdma_config)?;
+        let mut refusal = found.refusal.as_ref().map(|error| describe(error));
         self.note_refusal(found.refusal);
+        let refusals = self.rdma_refusals.len();
         let (rdma, mut lanes) =
             self.connect_rdma(config, rdma_config.clone(), classes, found.selection)?;
         // The substitute for a failed measurement.
@@ -134,7 +136,14 @@ impl Connections {
         let selection = rdma
             .as_ref()
             .map_or(Selection::all(carrier), |_| found.selection);
-        let path = PathStats::new(selection, (carrier, found.streams), found.rdma, latency);
+        let mut reason = found.reason;
+        if rdma.is_none() && found.selection.faults == PathKind::Rdma {
+            // It was measured, and could not be connected afterwards.
+            reason = Reason::NoRdma;
+            refusal = self.rdma_refusals.get(refusals).cloned();
+        }
+        let path = PathStats::new(selection, (carrier, found.streams), found.rdma, latency)
+            .because(reason, refusal);
         let path = Arc::new(path);
         lent_by.link = Some(Arc::clone(&link_stats));
         lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));

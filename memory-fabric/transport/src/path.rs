@@ -3,7 +3,7 @@
 use crate::PathKind;
 use crate::measure::Measured;
 use crate::policy::{Policy, PolicyCell, Tier};
-use crate::select::Selection;
+pub use crate::select::{Reason, Selection};
 use fabric_host::metrics::Counter;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,6 +13,10 @@ use std::time::Duration;
 pub struct PathStats {
     /// By what pages travel, as it was selected at the start.
     pub selection: Selection,
+    /// Why.
+    pub reason: Reason,
+    /// Why there is no RDMA connection, where one was tried.
+    pub refusal: Option<String>,
     /// What TCP measured at the start.
     pub tcp: Option<Measured>,
     /// What UDP measured at the start, where it is used instead of TCP.
@@ -39,6 +43,8 @@ impl PathStats {
         let of = |wanted| measured.filter(|_| kind == wanted);
         let mut path = Self {
             selection,
+            reason: Reason::Asked,
+            refusal: None,
             tcp: of(PathKind::Tcp),
             udp: of(PathKind::Udp),
             rdma,
@@ -54,6 +60,16 @@ impl PathStats {
         }
         path.set_latency(latency);
         path
+    }
+
+    /// Adds why the path was selected, and why RDMA was not possible.
+    #[must_use]
+    pub fn because(self, reason: Reason, refusal: Option<String>) -> Self {
+        Self {
+            reason,
+            refusal,
+            ..self
+        }
     }
 
     /// What was measured of a kind at the start.

@@ -19,6 +19,47 @@ pub struct Selection {
     pub bulk: PathKind,
 }
 
+/// Why a path was chosen.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Reason {
+    /// `--transport` named it.
+    #[default]
+    Asked,
+    /// There is no RDMA connection.
+    NoRdma,
+    /// Nothing but RDMA was measured.
+    OnlyRdma,
+    /// A page takes much less time without RDMA.
+    FasterPages,
+    /// RDMA is better for faults, and carries much fewer bytes.
+    MoreBytes,
+    /// RDMA is better, or nearly as good.
+    Rdma,
+}
+
+impl Reason {
+    /// The reason in words, with the limits of the choice.
+    #[must_use]
+    pub fn text(self) -> String {
+        let (part, of) = FAULTS_TCP_SHARE;
+        match self {
+            Self::Asked => "asked for by --transport".to_owned(),
+            Self::NoRdma => "there is no RDMA connection".to_owned(),
+            Self::OnlyRdma => "only RDMA could be measured".to_owned(),
+            Self::FasterPages => {
+                format!("without RDMA a page takes at most {part}/{of} of the time")
+            }
+            Self::MoreBytes => {
+                "RDMA for faults; TCP carries at least 4/3 of the bytes per second".to_owned()
+            }
+            Self::Rdma => format!(
+                "without RDMA a page takes more than {part}/{of} of the time, and less than 4/3 of \
+                 the bytes per second are carried"
+            ),
+        }
+    }
+}
+
 impl Selection {
     /// All that can go by RDMA does.
     pub const RDMA: Self = Self::all(PathKind::Rdma);
@@ -40,21 +81,25 @@ impl Selection {
     /// The best of what was measured on streams of a kind, and by RDMA. Without a measurement of
     /// the streams, RDMA is the better one; without one of RDMA there is none.
     #[must_use]
-    pub fn best(kind: PathKind, streams: Option<&Measured>, rdma: Option<&Measured>) -> Self {
+    pub fn best(
+        kind: PathKind,
+        streams: Option<&Measured>,
+        rdma: Option<&Measured>,
+    ) -> (Self, Reason) {
         let Some(rdma) = rdma else {
-            return Self::all(kind);
+            return (Self::all(kind), Reason::NoRdma);
         };
         let Some(streams) = streams else {
-            return Self::RDMA;
+            return (Self::RDMA, Reason::OnlyRdma);
         };
         let (part, of) = FAULTS_TCP_SHARE;
         if streams.page * of <= rdma.page * part {
-            return Self::all(kind);
+            return (Self::all(kind), Reason::FasterPages);
         }
         if streams.stream_bytes_per_second >= rdma.stream_bytes_per_second * BULK_TCP_GAIN {
-            return Self::HYBRID;
+            return (Self::HYBRID, Reason::MoreBytes);
         }
-        Self::RDMA
+        (Self::RDMA, Reason::Rdma)
     }
 }
 
@@ -74,7 +119,7 @@ mod tests {
 
     fn best(tcp: (u64, f64), rdma: (u64, f64)) -> Selection {
         let (tcp, rdma) = (measured(tcp.0, tcp.1), measured(rdma.0, rdma.1));
-        Selection::best(PathKind::Tcp, Some(&tcp), Some(&rdma))
+        Selection::best(PathKind::Tcp, Some(&tcp), Some(&rdma)).0
     }
 
     #[test]
@@ -94,10 +139,26 @@ mod tests {
         let one = measured(100, 1e9);
         for kind in [PathKind::Tcp, PathKind::Udp] {
             let best = |streams, rdma| Selection::best(kind, streams, rdma);
-            assert_eq!(best(Some(&one), None), Selection::all(kind));
-            assert_eq!(best(None, None), Selection::all(kind));
-            assert_eq!(best(None, Some(&one)), Selection::RDMA);
+            let streams = (Selection::all(kind), Reason::NoRdma);
+            assert_eq!(best(Some(&one), None), streams);
+            assert_eq!(best(None, None), streams);
+            assert_eq!(best(None, Some(&one)), (Selection::RDMA, Reason::OnlyRdma));
         }
+    }
+
+    #[test]
+    fn the_reason_is_that_of_the_choice() {
+        let reason = |tcp: (u64, f64), rdma: (u64, f64)| {
+            let (tcp, rdma) = (measured(tcp.0, tcp.1), measured(rdma.0, rdma.1));
+            Selection::best(PathKind::Tcp, Some(&tcp), Some(&rdma)).1
+        };
+        assert_eq!(reason((30, 3e9), (6, 10e9)), Reason::Rdma);
+        assert_eq!(reason((75, 3e9), (100, 3e9)), Reason::FasterPages);
+        assert_eq!(reason((100, 4e9), (100, 3e9)), Reason::MoreBytes);
+        let text = Reason::FasterPages.text();
+        assert!(text.contains("3/4"), "{text}");
+        let text = Reason::MoreBytes.text();
+        assert!(text.contains("4/3"), "{text}");
     }
 
     proptest! {

@@ -46,7 +46,9 @@ pub mod room;
 pub mod staging;
 
 #[cfg(not(feature = "libibverbs"))]
-pub use absent::{batch, device, memory, pair, queue, staging};
+pub use absent::{batch, device, library_file, memory, pair, queue, staging};
 pub use error::RdmaError;
 #[cfg(feature = "libibverbs")]
 pub(crate) use error::{check, failed};
+#[cfg(feature = "libibverbs")]
+pub use library::library_file;

@@ -7,8 +7,9 @@ use super::abi::{
     ibv_qp_init_attr, ibv_wc_status, verbs_context,
 };
 use libc::{c_int, c_uint, c_void};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::mem::{offset_of, zeroed};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -123,6 +124,28 @@ impl Library {
     }
 }
 
+/// Returns the file of the loaded library, without symbolic links: its name ends with its version,
+/// such as `libibverbs.so.1.14.44.0` of rdma-core 44.
+///
+/// # Errors
+///
+/// Fails when the library is missing.
+pub fn library_file() -> Result<PathBuf, RdmaError> {
+    let library = Library::load()?;
+    // SAFETY: a structure of numbers and pointers, for which zero is a valid value.
+    let mut found: libc::Dl_info = unsafe { zeroed() };
+    // SAFETY: the address is only compared, and the structure is ours.
+    let known =
+        unsafe { libc::dladdr(library.ibv_get_device_list as *const c_void, &raw mut found) };
+    if known == 0 || found.dli_fname.is_null() {
+        return Err(RdmaError::NoLibrary);
+    }
+    // SAFETY: a zero-terminated name, valid while the library is loaded, which is for ever.
+    let name = unsafe { CStr::from_ptr(found.dli_fname) };
+    let file = PathBuf::from(name.to_string_lossy().into_owned());
+    Ok(file.canonicalize().unwrap_or(file))
+}
+
 /// Returns the library that an open device has already loaded.
 pub(crate) fn verbs() -> &'static Library {
     Library::load().expect("a device was opened with it")
@@ -161,6 +184,17 @@ pub(crate) unsafe fn query_on_demand(context: *mut ibv_context) -> Option<ibv_od
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_file_of_the_library_has_a_version() {
+        let Ok(file) = library_file() else {
+            println!("SKIPPED: no libibverbs.so.1");
+            return;
+        };
+        let name = file.file_name().expect("a file").to_string_lossy();
+        let version = name.strip_prefix("libibverbs.so.1.").expect("a version");
+        assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{name}");
+    }
 
     #[test]
     fn a_function_that_is_missing_is_named() {

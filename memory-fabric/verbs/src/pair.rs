@@ -20,7 +20,7 @@ use super::abi::{
     ibv_qp_state, ibv_qp_type, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t,
 };
 use super::batch::{Batch, Verb};
-use super::device::{LinkLayer, Route};
+use super::device::{LinkLayer, Mtu, Route};
 use super::endpoint::{Endpoint, NUMBER_MAX};
 use super::library::verbs;
 use super::memory::{Access, ProtectionDomain};
@@ -91,6 +91,8 @@ pub struct QueuePair {
     packet_number: u32,
     reads_answered: u8,
     reads_sent: u8,
+    /// The peer and the largest payload of a packet, once connected.
+    connected: Option<(Endpoint, Mtu)>,
     chain: Chain,
     /// Description for errors: "queue pair 17 of rxe0 to 10.77.0.2:7700".
     on: String,
@@ -151,6 +153,7 @@ impl QueuePair {
             packet_number,
             reads_answered: device.limits().reads_answered,
             reads_sent: device.limits().reads_sent,
+            connected: None,
             chain: Chain::new(requests),
             on: format!("queue pair {number} of {} to {peer}", device.name()),
             _queue: Arc::clone(queue),
@@ -226,7 +229,19 @@ impl QueuePair {
             | ibv_qp_attr_mask::IBV_QP_RNR_RETRY
             | ibv_qp_attr_mask::IBV_QP_SQ_PSN
             | ibv_qp_attr_mask::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.become_state(PairState::ReadyToSend, attributes, mask)
+        self.become_state(PairState::ReadyToSend, attributes, mask)?;
+        self.connected = Some((*other, mtu));
+        Ok(())
+    }
+
+    /// Returns the port and the address of this end.
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// Returns the peer, and the largest payload of a packet to it; `None` before the connection.
+    pub fn connected(&self) -> Option<(Endpoint, Mtu)> {
+        self.connected
     }
 
     /// Ends the connection: outstanding requests complete with an error.

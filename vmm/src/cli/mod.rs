@@ -150,6 +150,8 @@ pub enum Action {
     Report(ReportConfig),
     /// Write man pages.
     Man(ManConfig),
+    /// Say what this build contains, and what it finds on this host.
+    Version,
     /// Print a text that was asked for, such as the help.
     Print(String),
 }
@@ -231,6 +233,10 @@ where
                 exec: names_exec(&arguments),
             };
             match error.kind() {
+                ErrorKind::DisplayVersion if asks_for_more(&arguments) => Ok(Invocation {
+                    action: Action::Version,
+                    verbosity: Verbosity::default(),
+                }),
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Invocation {
                     action: Action::Print(error.render().to_string()),
                     verbosity: Verbosity::default(),
@@ -246,6 +252,16 @@ where
             }
         }
     }
+}
+
+/// Whether the version was asked for with `-v`, before or behind it.
+fn asks_for_more(arguments: &[OsString]) -> bool {
+    let words = arguments.iter().skip(1).filter_map(|word| word.to_str());
+    words.into_iter().any(|word| {
+        let letters = word.strip_prefix('-').unwrap_or_default();
+        let short = !letters.is_empty() && letters.chars().all(|letter| "vV".contains(letter));
+        word == "--verbose" || short && letters.contains('v')
+    })
 }
 
 /// Whether a command line, be it wrong, asks for a command in the guest.

@@ -103,3 +103,17 @@ fn help_names_every_value_of_an_argument_that_has_few() {
     }
     assert!(looked_at > 30, "{looked_at}");
 }
+
+#[test]
+fn a_verbose_version_says_more() {
+    let action = |arguments: &str| {
+        let words = std::iter::once("ssi-hv").chain(arguments.split_whitespace());
+        parse(words).expect("a version").action
+    };
+    for arguments in ["--version -v", "-v --version", "-vV", "-Vv", "-V --verbose"] {
+        assert!(matches!(action(arguments), Action::Version), "{arguments}");
+    }
+    for arguments in ["--version", "-V"] {
+        assert!(matches!(action(arguments), Action::Print(_)), "{arguments}");
+    }
+}

@@ -21,6 +21,7 @@ mod sandbox;
 mod seen;
 mod supervisor;
 mod timeline;
+mod transports;
 mod vm;
 mod vm_routes;
 mod working_set;

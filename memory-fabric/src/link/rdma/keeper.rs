@@ -6,6 +6,7 @@ use crate::link::describe;
 use crate::transport::rdma::{Device, PageLane, RdmaError};
 use crate::wire::TrafficClass;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use fabric_host::lock;
 use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -191,6 +192,9 @@ impl LaneKeeper {
             let trip = lane.read_now(0, TRIAL_TIME_MAX, &mut |_| {});
             shortest =
                 shortest.min(trip.map_err(|source| RdmaLinkError::Here { address, source })?);
+        }
+        if self.ends[index].class == TrafficClass::Urgent {
+            *lock(&self.stats.ends) = lane.ends();
         }
         self.stats.connections.increment();
         let end = &mut self.ends[index];

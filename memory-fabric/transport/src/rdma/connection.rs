@@ -21,7 +21,7 @@
 
 mod prepare;
 
-use super::port::PageLane;
+use super::port::{LaneEnds, PageLane};
 use super::{LANE_STALL_TIMEOUT, RdmaError};
 use crate::IN_FLIGHT_MAX;
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
@@ -121,6 +121,16 @@ impl std::fmt::Debug for Lane {
 }
 
 impl Lane {
+    /// Returns both ends.
+    pub fn ends(&self) -> Option<LaneEnds> {
+        let (there, mtu) = self.pair.connected()?;
+        Some(LaneEnds {
+            here: self.pair.route().clone(),
+            there,
+            mtu_bytes: mtu.bytes(),
+        })
+    }
+
     /// Returns the flag that requests the closing of the lane.
     pub fn revocation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.revoked)

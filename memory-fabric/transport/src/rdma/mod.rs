@@ -22,9 +22,9 @@ pub use fabric_verbs::endpoint::RemoteMemory;
 pub use fabric_verbs::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 pub use fabric_verbs::pair::QueuePair;
 pub use fabric_verbs::queue::CompletionQueue;
-pub use fabric_verbs::{RdmaError, device, endpoint, pair, resources};
+pub use fabric_verbs::{RdmaError, device, endpoint, library_file, pair, resources};
 pub use messages::{ConnectAnswer, ConnectRequest};
-pub use port::PageLane;
+pub use port::{LaneEnds, PageLane};
 pub use transport::RdmaTransport;
 
 use std::time::Duration;

@@ -4,9 +4,11 @@ use super::RdmaError;
 use crossbeam_channel::{Receiver, Sender};
 use fabric_host::metrics::Counter;
 use fabric_pages::page::PageBytes;
+use fabric_verbs::device::Route;
+use fabric_verbs::endpoint::Endpoint;
 use fabric_wire::TrafficClass;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Reads and writes pages of a lease without its donor's CPU.
 pub trait PageLane: Send + std::fmt::Debug {
@@ -42,6 +44,17 @@ pub trait PageLane: Send + std::fmt::Debug {
     fn event_fd(&self) -> Option<RawFd>;
 }
 
+/// The two ends of an RDMA connection.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LaneEnds {
+    /// Port and address of this end.
+    pub here: Route,
+    /// The other end.
+    pub there: Endpoint,
+    /// The largest payload of a packet between them, bytes.
+    pub mtu_bytes: u16,
+}
+
 /// Counters of the RDMA connections to one donor.
 #[derive(Debug, Default)]
 pub struct RdmaStats {
@@ -55,6 +68,8 @@ pub struct RdmaStats {
     pub failures: Counter,
     /// Connections that were closed in order.
     pub returned: Counter,
+    /// The ends of the newest connection for faults.
+    pub ends: Mutex<Option<LaneEnds>>,
 }
 
 impl RdmaStats {

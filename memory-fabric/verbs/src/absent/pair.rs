@@ -1,7 +1,7 @@
 //! Queue pairs, which do not exist in this build.
 
 use super::batch::Batch;
-use super::device::Route;
+use super::device::{Mtu, Route};
 use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
 use crate::RdmaError;
@@ -45,6 +45,18 @@ impl QueuePair {
         _: &str,
     ) -> Result<Self, RdmaError> {
         domain.absurd()
+    }
+
+    /// Returns the port and the address of this end.
+    #[must_use]
+    pub fn route(&self) -> &Route {
+        match self.0 {}
+    }
+
+    /// Returns the peer, and the largest payload of a packet to it.
+    #[must_use]
+    pub fn connected(&self) -> Option<(Endpoint, Mtu)> {
+        match self.0 {}
     }
 
     /// Returns this end's parameters for the peer.

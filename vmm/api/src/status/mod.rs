@@ -5,6 +5,7 @@
 
 pub mod heat;
 pub mod rdma;
+pub mod transport;
 
 use serde::{Deserialize, Serialize};
 
