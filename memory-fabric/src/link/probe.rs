@@ -56,6 +56,23 @@ pub fn rdma(config: &RdmaLinkConfig) -> Result<Gauge, RdmaLinkError> {
     ))
 }
 
+/// Connects by RDMA for pages that are written back, which replaces another such connection of the
+/// lease. As for [`rdma`], verbs may hang.
+///
+/// # Errors
+///
+/// See [`RdmaLinkError`].
+pub fn rdma_writes(config: &RdmaLinkConfig) -> Result<Gauge, RdmaLinkError> {
+    let (lane, ..) = connect(config, TrafficClass::Bulk)?;
+    let (failed, failures) = bounded(1);
+    let transport = ProbeLane::writing(lane, failed);
+    Ok(Gauge::new(
+        Box::new(transport),
+        config.bytes,
+        Box::new(move || failures.try_recv().ok()),
+    ))
+}
+
 /// No connection: a lease in this process.
 #[must_use]
 pub fn loopback(lease: Arc<Lease>) -> Gauge {

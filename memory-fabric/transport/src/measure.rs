@@ -295,6 +295,45 @@ impl Gauge {
         })
     }
 
+    /// Writes one page at a time, from the beginning of the lease on, and passes each duration to
+    /// `record`; `content` returns each page.
+    ///
+    /// # Errors
+    ///
+    /// See [`MeasureError`].
+    pub fn write_trips(
+        &mut self,
+        effort: Effort,
+        record: &mut dyn FnMut(Duration),
+        content: &mut dyn FnMut(u64, &mut PageBytes),
+    ) -> Result<(), MeasureError> {
+        let began = Instant::now();
+        let mut page: Box<PageBytes> = Box::new([0; PAGE_SIZE]);
+        for number in 0..effort.messages_max.max(1) {
+            if number >= TRIPS_MIN && began.elapsed() >= effort.time_max {
+                break;
+            }
+            let offset = self.offset(number, PAGE_BYTES);
+            content(offset, &mut page);
+            let posted_at = Instant::now();
+            if self.transport.post_write(Ticket(0), offset, &page).is_err() {
+                let what = "it takes no such request".to_owned();
+                return Err(MeasureError::Failed(what));
+            }
+            self.transport.flush();
+            let mut done = None;
+            while done.is_none() {
+                self.transport
+                    .poll(&mut |_| done = Some(posted_at.elapsed()));
+                if done.is_none() {
+                    self.wait(posted_at, effort.silence_max)?;
+                }
+            }
+            record(done.expect("it completed"));
+        }
+        Ok(())
+    }
+
     /// Posts numbered requests with a limit of outstanding ones, and counts completions.
     fn pipeline(
         &mut self,

@@ -5,6 +5,7 @@
 //! types are filled and displayed elsewhere. The published schemas in `docs/` are generated from
 //! them.
 
+pub mod bench;
 pub mod body;
 pub mod exit;
 #[cfg(any(test, feature = "fixtures"))]

@@ -6,8 +6,8 @@ use ssi_hv_api::report::{
 };
 
 /// The plot area; labels are outside of it.
-const LEFT: f64 = 46.0;
-const RIGHT: f64 = WIDTH - 26.0;
+pub const LEFT: f64 = 46.0;
+pub const RIGHT: f64 = WIDTH - 26.0;
 /// Start of bars without labels at their left.
 const EDGE: f64 = 4.0;
 /// Steps of a distribution per decade.
@@ -62,7 +62,7 @@ pub fn kinds(report: &Report) -> impl Iterator<Item = (&'static str, &FaultKind)
 }
 
 /// Draws a legend: coloured squares with their meanings.
-fn legend(svg: &mut Svg, (mut x, y): (f64, f64), entries: &[(&str, String)]) {
+pub fn legend(svg: &mut Svg, (mut x, y): (f64, f64), entries: &[(&str, String)]) {
     for (class, text) in entries {
         svg.bar((x, y - 9.0), (10.0, 10.0), class, text);
         svg.text(x + 14.0, y, Anchor::Start, "label", text);
@@ -73,7 +73,7 @@ fn legend(svg: &mut Svg, (mut x, y): (f64, f64), entries: &[(&str, String)]) {
 }
 
 /// Draws the lines and labels of a time axis from `top` to `bottom`.
-fn time_axis(svg: &mut Svg, axis: &LogAxis, top: f64, bottom: f64) {
+pub fn time_axis(svg: &mut Svg, axis: &LogAxis, top: f64, bottom: f64) {
     for tick in axis.ticks() {
         let x = axis.place(tick);
         svg.line((x, top), (x, bottom), "grid");

@@ -1,14 +1,17 @@
-//! Renders a report as one HTML page that contains its styles and drawings, and no script.
+//! Renders a report, or a comparison of transports, as one HTML page that contains its styles and
+//! drawings, and no script.
 
 mod charts;
 mod shared;
 mod svg;
+mod transports;
 
 use std::fmt::Write as _;
 
 use ssi_hv_api::report::{Percentiles, Report, Virtualization};
 use ssi_hv_api::size::ByteSize;
 use svg::{count, escaped, time};
+pub use transports::render as render_transports;
 
 /// The page's styles. The colours are those of Okabe and Ito, which people with any colour vision
 /// can distinguish (https://jfly.uni-koeln.de/color/).
@@ -17,15 +20,7 @@ const STYLE: &str = include_str!("style.css");
 /// Renders the page of a report.
 #[must_use]
 pub fn render(report: &Report) -> String {
-    let mut page = String::new();
-    // Writing to a string cannot fail.
-    let _ = write!(
-        page,
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <link rel=\"icon\" href=\"data:,\">\n<title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n",
-        escaped(&title(report))
-    );
+    let mut page = head(&title(report));
     header(&mut page, report);
     tiles(&mut page, report);
     page.push_str("<main>\n");
@@ -72,13 +67,28 @@ pub fn render(report: &Report) -> String {
     shared::section(&mut page, report);
     table(&mut page, report);
     errors(&mut page, report);
+    foot(&mut page, report.schema);
+    page
+}
+
+/// Begins a page.
+fn head(title: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <link rel=\"icon\" href=\"data:,\">\n<title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n",
+        escaped(title)
+    )
+}
+
+/// Ends a page.
+fn foot(page: &mut String, schema: u32) {
+    // Writing to a string cannot fail.
     let _ = write!(
         page,
-        "<footer>Report schema {}; page by ssi-hv {}</footer>\n</body>\n</html>\n",
-        report.schema,
+        "<footer>Report schema {schema}; page by ssi-hv {}</footer>\n</body>\n</html>\n",
         env!("CARGO_PKG_VERSION")
     );
-    page
 }
 
 fn title(report: &Report) -> String {

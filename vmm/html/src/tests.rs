@@ -63,7 +63,7 @@ fn full() -> Report {
 }
 
 /// Checks that the tags are well-formed, and that nothing is loaded from elsewhere.
-fn check(page: &str) {
+pub(crate) fn check(page: &str) {
     assert!(page.starts_with("<!DOCTYPE html>"));
     for tag in [
         "svg", "section", "main", "table", "ol", "header", "text", "title", "p",

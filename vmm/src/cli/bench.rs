@@ -84,6 +84,9 @@ impl BenchCoherenceConfig {
     }
 }
 
+/// Limit of `--round-trips`: enough for the 99.99th percentile.
+const ROUND_TRIPS_MAX: u32 = 100_000;
+
 /// The configuration of `ssi-hv bench transport`.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct BenchTransportConfig {
@@ -106,6 +109,10 @@ pub struct BenchTransportConfig {
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub seconds: u32,
 
+    /// Limit of round trips of each size, within the time
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub round_trips: u32,
+
     /// Allow a donor beyond this host
     #[arg(long)]
     pub insecure: bool,
@@ -123,6 +130,7 @@ impl BenchTransportConfig {
     /// Returns what is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<Option<SocketAddr>, ValidationError> {
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
+        check_range("--round-trips", self.round_trips, 1, ROUND_TRIPS_MAX)?;
         if self.transport == TransportKind::Loopback && self.donor.is_some() {
             return Err(ValidationError::LoopbackWithDonor);
         }

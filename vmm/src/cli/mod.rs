@@ -91,7 +91,7 @@ enum Command {
     /// Issue and revoke the certificates of a cluster
     #[command(subcommand, arg_required_else_help = true)]
     Pki(PkiCommand),
-    /// Turn the report of a run into an HTML page
+    /// Turn the report of a run, or a comparison of transports, into an HTML page
     Report(ReportConfig),
     /// Print completions for a shell
     Completions(CompletionsConfig),

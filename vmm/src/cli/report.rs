@@ -7,7 +7,7 @@ use clap::Args;
 /// The flags of `ssi-hv report`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ReportConfig {
-    /// A report written by `ssi-hv run --report FILE`
+    /// A report of `ssi-hv run --report FILE`, or the output of `ssi-hv bench transport --json`
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
-use ssi_hv::report::{Report, SCHEMA};
+use ssi_hv::report::SCHEMA;
 
 use super::{Failure, print};
 use crate::cli::report::ReportConfig;
@@ -15,10 +15,9 @@ use crate::cli::report::ReportConfig;
 /// Size limit of the file: a report has some kilobytes, and a wrong name may refer to a disk image.
 const REPORT_BYTES_MAX: u64 = 16 << 20;
 
-/// Renders a report as a page.
+/// Renders a report, or a comparison of transports, as a page.
 pub fn report(config: &ReportConfig) -> Result<ExitCode, Failure> {
-    let report = read(&config.file).map_err(|error| Failure::new(ExitCode::Usage, error))?;
-    let html = ssi_hv_html::render(&report);
+    let html = read(&config.file).map_err(|error| Failure::new(ExitCode::Usage, error))?;
     match config.page() {
         None => print(&html)?,
         Some(path) if path == config.file => {
@@ -41,7 +40,8 @@ pub fn report(config: &ReportConfig) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-fn read(path: &Path) -> anyhow::Result<Report> {
+/// Reads the file and returns its page.
+fn read(path: &Path) -> anyhow::Result<String> {
     let name = path.display();
     let read = || {
         let mut bytes = Vec::new();
@@ -67,7 +67,16 @@ fn read(path: &Path) -> anyhow::Result<Report> {
         schema == u64::from(SCHEMA),
         "{name} has schema {schema}, this build reads {SCHEMA}; use the ssi-hv that wrote it"
     );
-    serde_json::from_value(value).with_context(|| {
+    if value.get("transports").is_some() {
+        let bench = serde_json::from_value(value).with_context(|| {
+            format!(
+                "{name} is no comparison; name one that `ssi-hv bench transport --json` printed"
+            )
+        })?;
+        return Ok(ssi_hv_html::render_transports(&bench));
+    }
+    let report = serde_json::from_value(value).with_context(|| {
         format!("{name} is no report of a run; name one that `ssi-hv run --report FILE` wrote")
-    })
+    })?;
+    Ok(ssi_hv_html::render(&report))
 }

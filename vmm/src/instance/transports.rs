@@ -19,7 +19,8 @@ pub fn transport(instance: &Instance, booted: &BootedVm) -> TransportStatus {
     let donors = nodes.zip(view.paths()).zip(view.rdma());
     let donors = donors.filter_map(|((node, path), rdma)| {
         let address = node.address?.to_string();
-        Some(donor(node.id.0.into(), address, &path?, rdma.as_deref()))
+        let path = path?;
+        Some(donor(node.id.0.into(), address, &path, rdma.as_deref()))
     });
     TransportStatus {
         asked: instance.config.transport.word().to_owned(),

@@ -118,9 +118,47 @@ fn writes_that_change_nothing_are_dropped_and_others_are_not() {
     assert_eq!(result["corrupt_bytes"], 0);
 }
 
+fn comparison_becomes_a_page(result: &Value) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("bench.json");
+    std::fs::write(&json, result.to_string()).expect("is written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    let output = end::output_within(command.arg("report").arg(&json), LIMIT);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let page = std::fs::read_to_string(directory.path().join("bench.html")).expect("a page");
+    for part in [
+        "Throughput by size",
+        "tcp read: p50",
+        "loopback write: p50",
+        "CPU a page",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn no_more_round_trips_are_made_than_allowed() {
+    let result = bench(&[
+        "transport",
+        "--transport",
+        "loopback",
+        "--seconds",
+        "2",
+        "--round-trips",
+        "50",
+    ]);
+    let sizes = result["transports"][0]["sizes"].as_array();
+    for size in sizes.expect("an array") {
+        assert_eq!(size["round_trips"], 50, "{size}");
+    }
+    assert_eq!(result["transports"][0]["writes"]["round_trips"], 50);
+}
+
 #[test]
 fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
     let result = bench(&["transport", "--seconds", "2"]);
+    comparison_becomes_a_page(&result);
     assert_eq!(result["corrupt_bytes"], 0);
     assert!(
         result["verified_bytes"].as_u64() > Some(16 << 20),
@@ -144,6 +182,14 @@ fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
             let (p50, p99) = (number("/latency_us/p50"), number("/latency_us/p99"));
             assert!(p50 > Some(0.0) && p99 >= p50, "{size}");
             let jitter = p99.zip(p50).map(|(p99, p50)| p99 / p50);
+            let p95 = number("/p95_us");
+            assert!(p95 >= p50 && p95 <= p99, "{size}");
+            let longest = number("/latency_us/max");
+            assert!(
+                number("/mean_us") > Some(0.0) && number("/mean_us") <= longest,
+                "{size}"
+            );
+            assert!(number("/cpu_us_per_page") > Some(0.0), "{size}");
             let close = number("/jitter")
                 .zip(jitter)
                 .is_some_and(|(a, b)| (a - b).abs() < 0.01);
@@ -175,6 +221,17 @@ fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
             );
             assert!(one["write_bytes_per_second"].as_f64() > Some(0.0), "{one}");
         }
+        let (p50, p99) = (
+            &one["writes"]["latency_us"]["p50"],
+            &one["writes"]["latency_us"]["p99"],
+        );
+        assert!(
+            p50.as_f64() > Some(0.0) && p99.as_f64() >= p50.as_f64(),
+            "{one}"
+        );
+        let pairs = one["page_distribution"].as_array().expect("an array");
+        let counted_again: u64 = pairs.iter().filter_map(|pair| pair[1].as_u64()).sum();
+        assert_eq!(counted_again, counted, "{one}");
     }
     // A host without RDMA reports why; one with RDMA has measured it.
     let skipped = result["skipped"].as_array().expect("an array");

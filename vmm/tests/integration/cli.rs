@@ -108,6 +108,10 @@ fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
             "--seconds 0 is outside 1 to 3600",
         ),
         (
+            vec!["bench", "transport", "--round-trips", "100001"],
+            "--round-trips 100001 is outside 1 to 100000",
+        ),
+        (
             run(&["--local-memory", "16M", "--donor", "192.0.2.1:7000"]),
             "add --insecure to accept that",
         ),

@@ -65,6 +65,10 @@ fn what_is_no_report_is_one_line_that_says_so() {
         ("[1]", "it has no `schema`"),
         ("{\"schema\": 99}", "has schema 99, this build reads 1"),
         ("{\"schema\": 1, \"vms\": []}", "is no report of a run"),
+        (
+            "{\"schema\": 1, \"transports\": [7]}",
+            "is no comparison; name one that `ssi-hv bench transport --json` printed",
+        ),
     ] {
         fs::write(&path, contents).expect("is written");
         let output = ssi_hv(&["report", name(&path)]);

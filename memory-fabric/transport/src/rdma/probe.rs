@@ -17,7 +17,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// READs of one lease. Supports no writes, and ends when the lane fails.
+/// READs of one lease, and WRITEs if the lane may write. Ends when the lane fails.
 #[derive(Debug)]
 pub struct ProbeLane {
     lane: Lane,
@@ -25,6 +25,7 @@ pub struct ProbeLane {
     reads: Box<[(Ticket, u32, bool)]>,
     free: Vec<u16>,
     failed: Sender<String>,
+    writes: bool,
 }
 
 impl ProbeLane {
@@ -36,6 +37,15 @@ impl ProbeLane {
             reads: vec![(Ticket(0), 0, false); IN_FLIGHT_MAX].into_boxed_slice(),
             free: (0..most).rev().collect(),
             failed,
+            writes: false,
+        }
+    }
+
+    /// Like [`new`](Self::new), for a lane that also writes.
+    pub fn writing(lane: Lane, failed: Sender<String>) -> Self {
+        Self {
+            writes: true,
+            ..Self::new(lane, failed)
         }
     }
 
@@ -76,8 +86,18 @@ impl PageTransport for ProbeLane {
         self.post(ticket, offset, bytes, false)
     }
 
-    fn post_write(&mut self, _: Ticket, _: u64, _: &PageBytes) -> Result<(), Full> {
-        Err(Full)
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
+        if !self.writes {
+            return Err(Full);
+        }
+        let number = self.free.pop().ok_or(Full)?;
+        if !self.lane.add_write(number, offset, page) {
+            self.free.push(number);
+            return Err(Full);
+        }
+        // A READ of no bytes does not exist.
+        self.reads[usize::from(number)] = (ticket, 0, false);
+        Ok(())
     }
 
     fn post_drop(&mut self, _: u64, _: u32) -> Result<(), Full> {
@@ -94,6 +114,10 @@ impl PageTransport for ProbeLane {
         let polled = self.lane.poll(&mut |number, bytes| {
             let (ticket, asked, page) = reads[usize::from(number)];
             free.push(number);
+            if asked == 0 {
+                complete(Completion::Written(ticket));
+                return;
+            }
             // A request for a part of a page uses whole pages of the staging buffer.
             let bytes = &bytes[..asked as usize];
             match <&PageBytes>::try_from(bytes) {

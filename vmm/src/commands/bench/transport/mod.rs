@@ -20,15 +20,16 @@ use memory_fabric::fabric::{SPIN_DEFAULT, TransportKind};
 use memory_fabric::link::rdma::RdmaLinkConfig;
 use memory_fabric::link::{Leased, Link, LinkConfig, probe};
 use memory_fabric::rdma::DeviceChoice;
-use serde::Serialize;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::host;
 use ssi_hv::progress::{Progress, Steps};
-use ssi_hv::report::{Host, Percentiles};
+use ssi_hv_api::bench::{
+    RegistrationCost, RegistrationTime, Skipped, StagingTime, Transport, TransportBench,
+};
 
 use super::{finish, micros};
 use crate::commands::Failure;
-use one::Contents;
+use one::{Contents, Limits};
 
 /// Size of the lease.
 const LEASE_BYTES: u64 = 16 << 20;
@@ -50,95 +51,12 @@ const STAGING_PAGES: [usize; 2] = [64, 512];
 /// Additional time of a transport for establishing its connections.
 const SETUP_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// The results.
-#[derive(Debug, Serialize)]
-struct TransportBench {
-    schema: u32,
-    host: Host,
-    /// Address of the donor; `null` when it is in this process.
-    donor: Option<String>,
-    lease_bytes: u64,
-    transports: Vec<Measured>,
-    skipped: Vec<Skipped>,
-    /// `null` without an RDMA device of this host that reaches the donor.
-    registration: Option<RegistrationCost>,
-    verified_bytes: u64,
-    corrupt_bytes: u64,
-}
-
-/// The results of one transport.
-#[derive(Debug, Serialize)]
+/// The results of one transport, and how many bytes were compared.
+#[derive(Debug)]
 struct Measured {
-    kind: &'static str,
-    /// `null` without connections.
-    connections: Option<Connections>,
-    /// Pages written with 64 outstanding; `null` without writes.
-    write_bytes_per_second: Option<f64>,
-    sizes: Vec<OfSize>,
-    /// Histogram of a page's round trips.
-    page_histogram: Vec<Bar>,
-    #[serde(skip)]
+    transport: Transport,
     verified_bytes: u64,
-    #[serde(skip)]
     corrupt_bytes: u64,
-}
-
-/// Connections that were established one after the other.
-#[derive(Debug, Serialize)]
-struct Connections {
-    count: usize,
-    /// The first one: for RDMA it includes the donor's registration of the lease.
-    first_ms: f64,
-    /// The median of the others.
-    others_ms: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct OfSize {
-    bytes: u32,
-    round_trips: u64,
-    latency_us: Percentiles,
-    /// p99 / p50.
-    jitter: f64,
-    /// Outstanding requests in the stream.
-    in_flight: usize,
-    messages_per_second: f64,
-    stream_bytes_per_second: f64,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Bar {
-    up_to_us: f64,
-    count: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Skipped {
-    kind: &'static str,
-    reason: String,
-}
-
-#[derive(Debug, Serialize)]
-struct RegistrationCost {
-    memory: Vec<RegistrationTime>,
-    staging: Vec<StagingTime>,
-}
-
-#[derive(Debug, Serialize)]
-struct RegistrationTime {
-    bytes: usize,
-    /// Registration of memory that was never accessed.
-    first_us: f64,
-    /// Registration of the same memory when it is allocated.
-    again_us: f64,
-    /// Deregistration.
-    end_us: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct StagingTime {
-    bytes: usize,
-    made_us: f64,
 }
 
 /// Runs the requested measurements.
@@ -161,6 +79,10 @@ fn measure(
     named: Option<SocketAddr>,
 ) -> std::result::Result<TransportBench, Failure> {
     let seconds = Duration::from_secs(config.seconds.into());
+    let limits = Limits {
+        time: seconds,
+        round_trips: config.round_trips.into(),
+    };
     let wanted = |kind| match config.transport {
         TransportKind::Auto => true,
         TransportKind::Hybrid => matches!(kind, TransportKind::Tcp | TransportKind::Rdma),
@@ -176,11 +98,16 @@ fn measure(
     let of_each = SIZES.len() as u64;
     let progress = Progress::still("measuring", count as u64 * of_each, "connects");
     let mut done = 0;
-    let mut take = |kind, result: Result<Measured>| {
+    let (mut verified_bytes, mut corrupt_bytes) = (0, 0);
+    let mut take = |kind: &str, result: Result<Measured>| {
         match result {
-            Ok(measured) => transports.push(measured),
+            Ok(measured) => {
+                verified_bytes += measured.verified_bytes;
+                corrupt_bytes += measured.corrupt_bytes;
+                transports.push(measured.transport);
+            }
             Err(error) => skipped.push(Skipped {
-                kind,
+                kind: kind.to_owned(),
                 reason: format!("{error:#}"),
             }),
         }
@@ -198,7 +125,6 @@ fn measure(
             Some(_) => Failure::new(ExitCode::DonorUnavailable, error),
             None => error.into(),
         })?;
-        // RDMA reads what was written by TCP.
         let written = fill(&lease, &contents, seconds)?;
         if wanted(TransportKind::Tcp) {
             let (lease, contents) = (lease.clone(), Arc::clone(&contents));
@@ -207,8 +133,11 @@ fn measure(
                 "tcp",
                 in_time(seconds, move || {
                     let connect = || Ok(probe::stream(&lease)?);
-                    let mut measured = one::measure("tcp", connect, seconds, &contents, &steps)?;
-                    measured.write_bytes_per_second = Some(written);
+                    let mut measured = one::measure("tcp", connect, limits, &contents, &steps)?;
+                    measured.transport.write_bytes_per_second = Some(written);
+                    let mut gauge = probe::stream(&lease)?;
+                    let writes = one::write_one_by_one(&mut gauge, limits, &contents)?;
+                    measured.transport.writes = Some(writes);
                     Ok(measured)
                 }),
             );
@@ -224,8 +153,11 @@ fn measure(
                 in_time(seconds, move || {
                     let written = one::fill(&mut probe::stream(&lease)?, &contents)?;
                     let connect = || Ok(probe::stream(&lease)?);
-                    let mut measured = one::measure("udp", connect, seconds, &contents, &steps)?;
-                    measured.write_bytes_per_second = Some(written);
+                    let mut measured = one::measure("udp", connect, limits, &contents, &steps)?;
+                    measured.transport.write_bytes_per_second = Some(written);
+                    let mut gauge = probe::stream(&lease)?;
+                    let writes = one::write_one_by_one(&mut gauge, limits, &contents)?;
+                    measured.transport.writes = Some(writes);
                     Ok(measured)
                 }),
             );
@@ -237,8 +169,17 @@ fn measure(
             take(
                 "rdma",
                 in_time(seconds, move || {
+                    // What READs compare was written by WRITEs: TCP leaves other bytes.
+                    one::fill(&mut probe::stream(&lease)?, &contents.inverted())?;
+                    let mut gauge = probe::rdma_writes(&lease)?;
+                    let written = one::fill(&mut gauge, &contents)?;
+                    let writes = one::write_one_by_one(&mut gauge, limits, &contents)?;
+                    drop(gauge);
                     let connect = || Ok(probe::rdma(&lease)?);
-                    one::measure("rdma", connect, seconds, &contents, &steps)
+                    let mut measured = one::measure("rdma", connect, limits, &contents, &steps)?;
+                    measured.transport.write_bytes_per_second = Some(written);
+                    measured.transport.writes = Some(writes);
+                    Ok(measured)
                 }),
             );
             // The transport's result reports the reason of a failure.
@@ -247,16 +188,15 @@ fn measure(
         link.release();
     }
     if loopback_too {
-        take("loopback", loopback(seconds, &contents, progress.steps()));
+        take("loopback", loopback(limits, &contents, progress.steps()));
     }
-    let sum = |of: fn(&Measured) -> u64| transports.iter().map(of).sum();
     Ok(TransportBench {
         schema: ssi_hv::report::SCHEMA,
         host: host::detect(),
         donor: named.map(|address| address.to_string()),
         lease_bytes: LEASE_BYTES,
-        verified_bytes: sum(|measured| measured.verified_bytes),
-        corrupt_bytes: sum(|measured| measured.corrupt_bytes),
+        verified_bytes,
+        corrupt_bytes,
         transports,
         skipped,
         registration,
@@ -319,7 +259,7 @@ fn fill(lease: &RdmaLinkConfig, contents: &Arc<Contents>, seconds: Duration) -> 
     })
 }
 
-fn loopback(seconds: Duration, contents: &Arc<Contents>, steps: Steps) -> Result<Measured> {
+fn loopback(limits: Limits, contents: &Arc<Contents>, steps: Steps) -> Result<Measured> {
     let pool = Pool::new(LEASE_BYTES, Duration::from_secs(3600));
     let lease = pool.lend(
         "bench".to_owned(),
@@ -328,12 +268,15 @@ fn loopback(seconds: Duration, contents: &Arc<Contents>, steps: Steps) -> Result
         Duration::from_secs(3600),
     )?;
     let contents = Arc::clone(contents);
-    in_time(seconds, move || {
+    in_time(limits.time, move || {
         let written = one::fill(&mut probe::loopback(Arc::clone(&lease)), &contents)?;
         let connect = || Ok(probe::loopback(Arc::clone(&lease)));
-        let mut measured = one::measure("loopback", connect, seconds, &contents, &steps)?;
-        measured.connections = None;
-        measured.write_bytes_per_second = Some(written);
+        let mut measured = one::measure("loopback", connect, limits, &contents, &steps)?;
+        measured.transport.connections = None;
+        measured.transport.write_bytes_per_second = Some(written);
+        let mut gauge = probe::loopback(Arc::clone(&lease));
+        let writes = one::write_one_by_one(&mut gauge, limits, &contents)?;
+        measured.transport.writes = Some(writes);
         Ok(measured)
     })
 }

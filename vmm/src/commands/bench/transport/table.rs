@@ -3,8 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use ssi_hv::size::ByteSize;
-
-use super::{Bar, Measured, TransportBench};
+use ssi_hv_api::bench::{Bar, Transport, TransportBench, Trips};
 
 /// Length of the longest bar.
 const BAR_COLUMNS: u64 = 40;
@@ -57,7 +56,7 @@ fn write(text: &mut String, result: &TransportBench) -> fmt::Result {
     )
 }
 
-fn write_one(text: &mut String, measured: &Measured) -> fmt::Result {
+fn write_one(text: &mut String, measured: &Transport) -> fmt::Result {
     let mib = |rate: f64| rate / f64::from(1 << 20);
     write!(text, "\n{}", measured.kind)?;
     if let Some(made) = &measured.connections {
@@ -72,26 +71,51 @@ fn write_one(text: &mut String, measured: &Measured) -> fmt::Result {
     }
     writeln!(
         text,
-        "\n{:<9}{:>9}{:>9}{:>9}{:>9}{:>10}{:>8}{:>11}{:>9}",
-        "round, us", "p50", "p90", "p99", "p99.9", "max", "jitter", "messages/s", "MiB/s"
+        "\n{:<9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}{:>8}{:>11}{:>9}{:>9}",
+        "round, us",
+        "mean",
+        "p50",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "max",
+        "jitter",
+        "messages/s",
+        "MiB/s",
+        "CPU/page"
     )?;
     for of_size in &measured.sizes {
-        let times = &of_size.latency_us;
+        write_trips(text, &size(of_size.bytes.into()), &of_size.trips)?;
         writeln!(
             text,
-            "{:<9}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}{:>8.2}{:>11.0}{:>9.0}",
-            size(of_size.bytes.into()),
-            times.p50,
-            times.p90,
-            times.p99,
-            times.p999,
-            times.max,
-            of_size.jitter,
+            "{:>11.0}{:>9.0}{:>9.2}",
             of_size.messages_per_second,
-            mib(of_size.stream_bytes_per_second)
+            mib(of_size.stream_bytes_per_second),
+            of_size.cpu_us_per_page
         )?;
     }
+    if let Some(writes) = &measured.writes {
+        write_trips(text, "write 4K", writes)?;
+        writeln!(text)?;
+    }
     write_bars(text, &measured.page_histogram)
+}
+
+fn write_trips(text: &mut String, name: &str, trips: &Trips) -> fmt::Result {
+    let times = &trips.latency_us;
+    write!(
+        text,
+        "{name:<9}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}{:>8.2}",
+        trips.mean_us,
+        times.p50,
+        times.p90,
+        trips.p95_us,
+        times.p99,
+        times.p999,
+        times.max,
+        trips.jitter
+    )
 }
 
 fn write_bars(text: &mut String, bars: &[Bar]) -> fmt::Result {
