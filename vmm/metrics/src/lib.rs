@@ -10,7 +10,7 @@ mod shared;
 mod vm;
 
 pub use shared::NodeTimes;
-pub use vm::{FaultTimes, starting, vm};
+pub use vm::{DonorTimes, FaultTimes, starting, vm};
 
 pub use node::node;
 

@@ -39,7 +39,11 @@ fn times(kind: &'static str, stage: Option<&'static str>) -> FaultTimes {
 
 fn vm_text(status: &VmStatus) -> String {
     let times = [times("remote", None), times("remote", Some("fetch"))];
-    vm(status, &times, &[])
+    let donors = [DonorTimes {
+        node: 2,
+        fetch: vec![(12.0, 3), (40.0, 1)],
+    }];
+    vm(status, &times, &donors, &[])
 }
 
 /// The metrics of a VM whose vCPUs are on several nodes.
@@ -50,7 +54,7 @@ fn nodes_text() -> String {
         holds: vec![(63.0, 1)],
     };
     let nodes = [0, 1].map(of_node);
-    vm(&status_of_nodes(), &[times("remote", None)], &nodes)
+    vm(&status_of_nodes(), &[times("remote", None)], &[], &nodes)
 }
 
 fn node_text() -> String {
@@ -219,6 +223,7 @@ fn values_are_those_of_the_status_in_base_units() {
             "ssi_hv_donor_wire_bytes_total{node=\"2\",class=\"prefetch\"}",
             15_728_640.0,
         ),
+        ("ssi_hv_donor_fetch_seconds_count{node=\"2\"}", 4.0),
         ("ssi_hv_donor_rdma_failures_total{node=\"2\"}", 1.0),
         (
             "ssi_hv_rdma_resources{device=\"rxe0\",resource=\"queue_pairs\"}",

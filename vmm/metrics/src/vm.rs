@@ -16,6 +16,15 @@ pub struct FaultTimes {
     pub times: Distribution,
 }
 
+/// Durations of the requests to one donor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DonorTimes {
+    /// The donor.
+    pub node: u32,
+    /// From the request for a page that a vCPU waits for until its answer.
+    pub fetch: Distribution,
+}
+
 const STATES: [(VmState, &str); 4] = [
     (VmState::Starting, "starting"),
     (VmState::Running, "running"),
@@ -36,13 +45,25 @@ pub fn starting(uptime_s: f64) -> String {
 
 /// Formats all metrics of a VM.
 #[must_use]
-pub fn vm(status: &VmStatus, times: &[FaultTimes], nodes: &[NodeTimes]) -> String {
+pub fn vm(
+    status: &VmStatus,
+    times: &[FaultTimes],
+    donors: &[DonorTimes],
+    nodes: &[NodeTimes],
+) -> String {
     let mut all = Families::of_process(status.uptime_s);
     add_state(&mut all, status.state);
     add_guest(&mut all, status);
     add_memory(&mut all, status);
     add_faults(&mut all, times);
     add_donors(&mut all, &status.nodes);
+    all.histograms(
+        "ssi_hv_donor_fetch_seconds",
+        "How long pages took that vCPUs waited for, from the request until the answer.",
+        donors
+            .iter()
+            .map(|of| (vec![("node", of.node.to_string())], &of.fetch)),
+    );
     shared::add(&mut all, status, nodes);
     all.add_rdma(&status.rdma);
     all.text()

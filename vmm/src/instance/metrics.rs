@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use memory_fabric::stats::{Histogram, LocalStages, PagerStats};
-use ssi_hv_metrics::{CONTENT_TYPE, FaultTimes, NodeTimes};
+use ssi_hv_metrics::{CONTENT_TYPE, DonorTimes, FaultTimes, NodeTimes};
 
 use super::observe;
 use super::timeline::distribution;
@@ -22,8 +22,21 @@ pub fn of_vm(instance: &Arc<Instance>, _: &[u8]) -> Answer {
     };
     let status = observe::status_with(instance, &booted, false);
     let times = fault_times(booted.view.stats());
+    let donors = donor_times(&booted);
     let nodes = node_times(&booted);
-    text(CONTENT_TYPE, ssi_hv_metrics::vm(&status, &times, &nodes))
+    let metrics = ssi_hv_metrics::vm(&status, &times, &donors, &nodes);
+    text(CONTENT_TYPE, metrics)
+}
+
+/// Returns the times of each donor that has served a fault.
+fn donor_times(booted: &BootedVm) -> Vec<DonorTimes> {
+    let donors = booted.view.nodes().into_iter().skip(1);
+    let donors = donors.zip(booted.view.stats().donors.iter());
+    let times = donors.map(|(donor, stats)| DonorTimes {
+        node: donor.id.0.into(),
+        fetch: distribution(&stats.fetch),
+    });
+    times.filter(|times| !times.fetch.is_empty()).collect()
 }
 
 fn node_times(booted: &BootedVm) -> Vec<NodeTimes> {
