@@ -99,6 +99,13 @@ pub enum CacheAction {
         /// The grant that names these peers.
         number: Number,
     },
+    /// Call [`crate::cache::Cache::put_unanswered`] after the deadline for requests.
+    PutDeadline {
+        /// The page.
+        page: PageIndex,
+        /// The number with which it was given back.
+        number: Number,
+    },
     /// Read the page from its home, then call [`crate::cache::Cache::home_read`].
     ReadHome(PageIndex),
     /// Write the page, which is unmapped, to its home, then call [`crate::cache::Cache::written`].

@@ -69,6 +69,12 @@ impl<P: Peers> Engine<P> {
                 self.answers.begin((page, number), Instant::now(), is_over);
                 Ok(())
             }
+            CacheAction::PutDeadline { page, number } => {
+                let cache = &self.cache;
+                let is_over = |(page, number)| cache.put_unanswered(page, number).is_ok();
+                self.puts.begin((page, number), Instant::now(), is_over);
+                Ok(())
+            }
             CacheAction::ReadHome(page) => self.read_home(page),
             CacheAction::WriteBack { page, number } => self.write_back(page, number),
             CacheAction::Dropped(page) => {
@@ -89,6 +95,7 @@ impl<P: Peers> Engine<P> {
             CacheAction::OwnBlock { block, pages } => {
                 self.stats.blocks_taken.increment();
                 self.owned.start(block, &pages);
+                self.keep_block(block);
                 let mut actions = self.actions();
                 self.cache.owned(block, &mut actions);
                 self.carry_out(actions)
@@ -206,6 +213,7 @@ impl<P: Peers> Engine<P> {
         while let Some((block, pages)) = self.owned.stopped() {
             let mut actions = self.actions();
             self.cache.split(block, &pages, &mut actions);
+            self.keep_block(block);
             self.carry_out(actions)?;
         }
         Ok(())

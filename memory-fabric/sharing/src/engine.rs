@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric_coherence::members::MEMBERS_MAX;
 use fabric_coherence::message::Role;
 use fabric_coherence::token::Keeper;
 use fabric_coherence::{
@@ -29,6 +30,10 @@ use crate::timers::{Deadlines, HomeWaits, Sweeper};
 use crate::{
     Config, Failure, FailureObserver, GANG_PART, GANG_UNITS_MAX, Homes, Losses, SharingStats,
 };
+
+/// A directory may serve every other member first: its deadline is that of so many transactions.
+const DIRECTORY_PARTS: u32 = 16;
+const _: () = assert!(DIRECTORY_PARTS as usize == MEMBERS_MAX);
 
 /// A message that arrived, with the page beside it.
 pub(crate) struct Arrival {
@@ -63,6 +68,8 @@ pub(crate) struct Engine<P> {
     blocks: Deadlines<(BlockIndex, Number)>,
     /// What peers owe that a grant names.
     pub(crate) answers: Deadlines<(PageIndex, Number)>,
+    /// Pages given back that their directory has not confirmed.
+    pub(crate) puts: Deadlines<(PageIndex, Number)>,
     pub(crate) requests: Requests,
     pub(crate) tokens: Deadlines<Number>,
     pub(crate) home_waits: HomeWaits,
@@ -137,7 +144,8 @@ impl<P: Peers> Engine<P> {
             transactions: Deadlines::new(time),
             blocks: Deadlines::new(time),
             answers: Deadlines::new(time / 2),
-            requests: Requests::new(time * 16),
+            puts: Deadlines::new(time * DIRECTORY_PARTS),
+            requests: Requests::new(time * DIRECTORY_PARTS),
             tokens: Deadlines::new(time),
             home_waits: HomeWaits::new(time),
             sweeper: Sweeper::default(),
@@ -216,6 +224,7 @@ impl<P: Peers> Engine<P> {
             self.transactions.next(),
             self.blocks.next(),
             self.answers.next(),
+            self.puts.next(),
             self.requests.next(),
             self.tokens.next(),
             self.home_waits.next(),
@@ -380,6 +389,9 @@ impl<P: Peers> Engine<P> {
         }
         while let Some((page, number)) = self.answers.overdue(now) {
             self.cache.overdue(page, number)?;
+        }
+        while let Some((page, number)) = self.puts.overdue(now) {
+            self.cache.put_unanswered(page, number)?;
         }
         while let Some(page) = self.requests.overdue(now) {
             self.cache.unanswered(page)?;

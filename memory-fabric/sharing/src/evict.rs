@@ -11,7 +11,8 @@
 
 use std::collections::VecDeque;
 
-use fabric_coherence::{Evict, Written};
+use fabric_coherence::{BlockIndex, Evict, Written};
+use fabric_homes::BLOCK_PAGES;
 use fabric_pages::page::{PageIndex, is_zero};
 use fabric_peers::Peers;
 
@@ -166,12 +167,29 @@ impl<P: Peers> Engine<P> {
     /// A write-back ended.
     pub(crate) fn written(&mut self, page: PageIndex, written: Written) -> Result<(), Failure> {
         self.end_write_back(page, written)?;
-        // The write-back was cancelled while the page was in no queue.
-        let is_copy = self.home_of(page) != self.config.me;
-        if is_copy && self.frames.is_resident(page) && self.frames.enqueue(page) {
-            self.queue.pages.push_back(page);
+        if self.owned.has(page) || !self.cache.is_putting(page) {
+            self.keep(page);
         }
         Ok(())
+    }
+
+    /// The block came or went as a whole, with the pages that were on their way out.
+    pub(crate) fn keep_block(&mut self, block: BlockIndex) {
+        let first = block.0 * BLOCK_PAGES;
+        for page in first..first + BLOCK_PAGES {
+            self.keep(PageIndex::new(page));
+        }
+    }
+
+    /// An eviction of the page is void if it has not ended: its bytes stay, and can be evicted again.
+    fn keep(&mut self, page: PageIndex) {
+        if !self.frames.is_resident(page) {
+            return;
+        }
+        self.frames.stays(page);
+        if self.home_of(page) != self.config.me && self.frames.enqueue(page) {
+            self.queue.pages.push_back(page);
+        }
     }
 
     fn end_write_back(&mut self, page: PageIndex, written: Written) -> Result<(), Failure> {

@@ -117,7 +117,8 @@ impl Frames {
         }
     }
 
-    fn stays(&mut self, page: PageIndex) {
+    /// The page's bytes are not freed after an answer.
+    pub(crate) fn stays(&mut self, page: PageIndex) {
         let flags = &mut self.flags[page.index()];
         self.leaving -= usize::from(*flags & LEAVING != 0);
         *flags &= !LEAVING;

@@ -37,6 +37,17 @@ impl<const PAGES: usize> Cache<PAGES> {
         Ok(())
     }
 
+    /// The deadline of [`crate::action::CacheAction::PutDeadline`] has passed.
+    ///
+    /// # Errors
+    /// When the directory has still not confirmed this put.
+    pub fn put_unanswered(&self, page: PageIndex, number: Number) -> Result<(), Offence> {
+        if self.is_putting(page) && self.word(page).number() == number && !self.is_stopped {
+            return Err(Violation::Silent(page).of(self.directory(page)));
+        }
+        Ok(())
+    }
+
     fn pending_of(&self, page: PageIndex) -> Option<Pending> {
         self.find(page).and_then(|place| self.pending[place])
     }
@@ -52,6 +63,7 @@ impl<const PAGES: usize> Cache<PAGES> {
 mod tests {
     use super::*;
     use crate::action::CacheAction;
+    use crate::cache::{Evict, Written};
     use crate::members::{Member, MemberSet};
     use crate::message::{Grant, Message, Right, Source};
 
@@ -113,5 +125,52 @@ mod tests {
         assert_eq!(granted(&mut cache, second), [deadline(second)]);
         assert_eq!(cache.overdue(PAGE, first), Ok(()), "it was answered");
         assert_eq!(cache.overdue(PAGE, second), silent);
+    }
+
+    #[test]
+    fn a_directory_is_blamed_for_a_put_that_it_does_not_confirm_and_for_no_other() {
+        let members = (0..2).map(member).fold(MemberSet::EMPTY, MemberSet::with);
+        let mut cache = Cache::new(member(0), members, [member(1)].into_iter());
+        let [first, second] = [7, 8].map(|value| Number::new(value).expect("not 0"));
+        let give_back = |cache: &mut Cache, number| {
+            cache.touch(PAGE, true, false, &mut Vec::new());
+            let mut actions = Vec::new();
+            let grant = Message::Grant(Grant {
+                page: PAGE,
+                number,
+                right: Right::Exclusive,
+                source: Source::Zero,
+                acks: MemberSet::EMPTY,
+                hold: 0,
+            });
+            cache
+                .handle(member(1), &grant, &mut actions)
+                .expect("asked");
+            cache.installed(PAGE, &mut actions);
+            assert_eq!(cache.evict(PAGE, &mut actions), Evict::Started);
+            cache
+                .written(PAGE, Written::Zero, &mut actions)
+                .expect("it is written");
+            let deadline = CacheAction::PutDeadline { page: PAGE, number };
+            assert!(actions.contains(&deadline), "{actions:?}");
+        };
+        let silent = Err(Violation::Silent(PAGE).of(member(1)));
+        give_back(&mut cache, first);
+        assert_eq!(cache.put_unanswered(PAGE, first), silent);
+        let done = Message::PutDone {
+            page: PAGE,
+            number: first,
+        };
+        cache
+            .handle(member(1), &done, &mut Vec::new())
+            .expect("asked");
+        assert_eq!(cache.put_unanswered(PAGE, first), Ok(()));
+        give_back(&mut cache, second);
+        assert_eq!(
+            cache.put_unanswered(PAGE, first),
+            Ok(()),
+            "it was confirmed"
+        );
+        assert_eq!(cache.put_unanswered(PAGE, second), silent);
     }
 }

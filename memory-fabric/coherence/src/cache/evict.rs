@@ -63,6 +63,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         self.set_word(page, word.with(State::Putting, 0, 0));
         let number = word.number();
         self.send_directory(page, Message::Put { page, number, left }, sink);
+        sink.push(CacheAction::PutDeadline { page, number });
         if mutated!(self, FreeOnPut) {
             sink.push(CacheAction::Free(page));
         }
@@ -134,7 +135,9 @@ impl<const PAGES: usize> Cache<PAGES> {
         Ok(())
     }
 
-    pub(super) fn is_putting(&self, page: PageIndex) -> bool {
+    /// The page is being given back: its bytes leave when the directory confirms it.
+    #[must_use]
+    pub fn is_putting(&self, page: PageIndex) -> bool {
         matches!(self.word(page).state(), State::Putting | State::Gone)
     }
 }

@@ -237,7 +237,7 @@ impl<const P: usize> World<P> {
                 self.execute_all(me, actions);
             }
             CacheAction::Wake(page) | CacheAction::Fail(page) => self.wake(me, page),
-            CacheAction::AnswerDeadline { .. } => {}
+            CacheAction::AnswerDeadline { .. } | CacheAction::PutDeadline { .. } => {}
             CacheAction::Free(page) => {
                 let frame = self.frame(me, page);
                 frame.value = None;

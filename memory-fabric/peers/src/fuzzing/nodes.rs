@@ -123,6 +123,7 @@ impl Node {
                 | CacheAction::Map { .. }
                 | CacheAction::Wake(_)
                 | CacheAction::AnswerDeadline { .. }
+                | CacheAction::PutDeadline { .. }
                 | CacheAction::Free(_)
                 | CacheAction::Fail(_) => {}
             }

@@ -9,3 +9,4 @@ mod mesh;
 mod network;
 mod processes;
 mod programs;
+mod puts;
