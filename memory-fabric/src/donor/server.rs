@@ -1,28 +1,26 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
-use super::CONNECTIONS_MAX;
+mod accept;
+mod open;
+
 use super::CpuLender;
-use super::connection::{Connection, Served};
+use super::connection::Served;
 use super::policy::{Accounts, Rule};
 use super::pool::Pool;
 use super::rdma::{self, RdmaConnection};
-use crate::control::{CONNECT_TIMEOUT, ControlError};
-use crate::link::describe;
-use crate::stream::{Closer, Stream};
 use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
-use crate::transport::udp::{Fingerprint, Listener};
+use crate::transport::udp::Fingerprint;
+use accept::{accept, listen_on_udp};
 use fabric_host::lock;
-use fabric_identity::presented::Presented;
 use fabric_identity::{Holder, ReloadError, SharedCredentials};
-use fabric_transport::tls::{Peer, TlsError, TlsStream};
-use std::collections::HashMap;
+use open::Shared;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Interval of checks for expired leases.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -82,28 +80,6 @@ pub struct Donor {
     listener: TcpListener,
     fingerprint: Option<Fingerprint>,
     threads: Vec<JoinHandle<()>>,
-}
-
-/// State that the threads of a donor share.
-#[derive(Debug)]
-struct Shared {
-    served: Served,
-    credentials: Option<Arc<SharedCredentials>>,
-    stopping: AtomicBool,
-    /// Open connections by id.
-    connections: Mutex<HashMap<u64, Registered>>,
-    /// The next id.
-    next_connection: AtomicU64,
-}
-
-/// An open connection.
-#[derive(Debug)]
-struct Registered {
-    closer: Closer,
-    /// Who the peer is, once it has shown that.
-    peer: Option<Peer>,
-    /// The last second of the validity of its certificate, since 1970.
-    not_after: i64,
 }
 
 /// What an eviction ended.
@@ -316,175 +292,6 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
         .name(name.into())
         .spawn(run)
         .map_err(DonorError::Thread)
-}
-
-fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
-    loop {
-        let accepted = listener.accept();
-        if shared.stopping.load(Ordering::SeqCst) {
-            return;
-        }
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or the peer disconnected: a pause lets others finish.
-                tracing::warn!(%error, "cannot accept a connection");
-                std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
-                continue;
-            }
-        };
-        let Ok(registered) = stream.try_clone() else {
-            continue;
-        };
-        let credentials = shared.credentials.clone();
-        begin(shared, peer, Closer::Tcp(registered), move || {
-            let Some(credentials) = credentials else {
-                stream.set_nodelay(true)?;
-                return Ok(Stream::Tcp(stream));
-            };
-            // On the thread of the connection, so that a slow client delays nobody else.
-            let accept = || {
-                let stream = TlsStream::accept(stream, &credentials)?;
-                Ok(Stream::Tls(Box::new(stream)))
-            };
-            confirmed(Some(&credentials), accept)
-        });
-    }
-}
-
-/// Accepts a connection, and checks its peer again if the credentials were replaced meanwhile, maybe
-/// because this peer was revoked.
-fn confirmed(
-    credentials: Option<&Arc<SharedCredentials>>,
-    accept: impl FnOnce() -> io::Result<Stream>,
-) -> io::Result<Stream> {
-    let before = credentials.map(|shared| shared.current());
-    let stream = accept()?;
-    if let (Some(shared), Some(before), Some(peer)) = (credentials, before, stream.peer()) {
-        let now = shared.current();
-        if !Arc::ptr_eq(&before, &now) {
-            let confirmed = now.confirm(&peer.chain);
-            confirmed.map_err(|why| io::Error::from(TlsError::Certificate(why)))?;
-        }
-    }
-    Ok(stream)
-}
-
-/// Listens on UDP too, on the same port. Without it VMs can still use TCP.
-fn listen_on_udp(
-    shared: &Arc<Shared>,
-    address: SocketAddr,
-    threads: &mut Vec<JoinHandle<()>>,
-) -> Result<Option<Fingerprint>, DonorError> {
-    let listener = match Listener::bind(address, shared.credentials.as_ref()) {
-        Ok(listener) => listener,
-        Err(error) => {
-            tracing::warn!(%address, %error, "cannot listen on UDP; VMs can come by TCP alone");
-            return Ok(None);
-        }
-    };
-    let fingerprint = listener.fingerprint();
-    let shared = Arc::clone(shared);
-    threads.push(thread("donor-udp", move || {
-        listener.run(&shared.stopping, &mut |arrival| {
-            let (peer, closer) = (arrival.peer, Closer::Udp(arrival.closer()));
-            let credentials = shared.credentials.clone();
-            begin(&shared, peer, closer, move || {
-                let deadline = Instant::now() + CONNECT_TIMEOUT;
-                let accept = || Ok(Stream::Udp(Box::new(arrival.accept(deadline)?)));
-                confirmed(credentials.as_ref(), accept)
-            });
-        });
-    })?);
-    Ok(fingerprint)
-}
-
-/// Serves a connection on a separate thread after `open` has set it up.
-fn begin(
-    shared: &Arc<Shared>,
-    peer: SocketAddr,
-    registered: Closer,
-    open: impl FnOnce() -> io::Result<Stream> + Send + 'static,
-) {
-    // Relaxed: the ids only need to be unique.
-    let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
-    let count = {
-        let mut connections = lock(&shared.connections);
-        let registered = Registered {
-            closer: registered,
-            peer: None,
-            not_after: i64::MAX,
-        };
-        connections.insert(number, registered);
-        connections.len()
-    };
-    if shared.credentials.is_some() && count > CONNECTIONS_MAX {
-        // A handshake would cost more than the connection is worth.
-        tracing::info!(%peer, count, "connection refused: {CONNECTIONS_MAX} is the limit");
-        if let Some(registered) = lock(&shared.connections).remove(&number) {
-            registered.closer.close();
-        }
-        return;
-    }
-    let serving = Arc::clone(shared);
-    let started = thread("donor-conn", move || {
-        let mut connection = Connection {
-            served: &serving.served,
-            peer,
-        };
-        let served = match open() {
-            Ok(stream) => {
-                serving.note_peer(number, &stream);
-                connection.serve(stream, count)
-            }
-            Err(error) => {
-                // The peer learns little about why it is refused, so this node has to say it.
-                if serving.credentials.is_some() {
-                    tracing::info!(%peer, %error, "connection refused");
-                }
-                Err(ControlError::Stream(peer, error))
-            }
-        };
-        if let Err(error) = served {
-            tracing::debug!(%peer, error = describe(&error), "connection ended");
-        }
-        lock(&serving.connections).remove(&number);
-    });
-    if let Err(error) = started {
-        tracing::warn!(%peer, error = describe(&error), "connection refused");
-        lock(&shared.connections).remove(&number);
-    }
-}
-
-impl Shared {
-    /// Closes the connections of peers whose certificates have expired since they were accepted.
-    fn close_expired(&self) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-        for connection in lock(&self.connections).values_mut() {
-            if let Some(peer) = &connection.peer
-                && connection.not_after < now
-            {
-                tracing::warn!(peer = %peer.subject, "a connection is closed: its certificate has expired");
-                connection.closer.close();
-                // Once.
-                connection.not_after = i64::MAX;
-            }
-        }
-    }
-
-    /// Notes what the peer of a connection has shown.
-    fn note_peer(&self, number: u64, stream: &Stream) {
-        if let Some(peer) = stream.peer()
-            && let Some(registered) = lock(&self.connections).get_mut(&number)
-        {
-            let certificate = peer.chain.first();
-            let presented = certificate.and_then(|one| Presented::read(one).ok());
-            // It was read before, when the connection was made.
-            registered.not_after = presented.map_or(i64::MIN, |presented| presented.not_after);
-            registered.peer = Some(peer.clone());
-        }
-    }
 }
 
 fn expire(shared: &Shared) {
