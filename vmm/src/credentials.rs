@@ -22,11 +22,17 @@ pub fn load(directory: &Path, role: Role) -> Result<Arc<SharedCredentials>, Relo
     Ok(credentials)
 }
 
+/// Returns when the certificate in use expires, in seconds since 1970.
+#[must_use]
+pub fn not_after(credentials: &SharedCredentials) -> i64 {
+    credentials.current().presented().not_after
+}
+
 /// Warns when the credentials in use expire soon.
 pub fn warn_of_expiry(credentials: &SharedCredentials) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-    let not_after = credentials.current().presented().not_after;
+    let not_after = not_after(credentials);
     if let Some(text) = warning(credentials.directory(), not_after, now) {
         tracing::warn!("{text}");
     }

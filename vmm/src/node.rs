@@ -128,6 +128,11 @@ pub fn counters(donor: &Donor) -> NodeCounters {
         pages_read: pages.pages_read,
         pages_written: pages.pages_written,
         pages_dropped: pages.pages_dropped,
+        connections: observed::node_connections(donor),
+        members: observed::members(donor),
+        certificate_not_after: donor
+            .credentials()
+            .map(|shared| credentials::not_after(shared)),
         rdma: observed::node_rdma(donor),
     }
 }

@@ -6,12 +6,14 @@ mod file_lock;
 mod mapping;
 pub mod metrics;
 pub mod poll;
+mod seldom;
 pub mod slices;
 mod spin;
 
 pub use allowance::Allowance;
 pub use file_lock::lock_file;
 pub use mapping::{Advice, Mapping, UNMAP_RANGES_MAX, ZeroedSlice};
+pub use seldom::Seldom;
 pub use spin::Spin;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -44,6 +44,9 @@ impl Connection<'_> {
             Ok(reserved) => reserved,
             Err(error) => return refuse(&mut control, Refusal::NoMemory, error.to_string()),
         };
+        if let Err(full) = self.place.establish() {
+            return refuse(&mut control, Refusal::Busy, full.to_string());
+        }
         // It is logged.
         request.name.retain(|c| !c.is_control());
         let served = lender.serve(&mut control, &request);

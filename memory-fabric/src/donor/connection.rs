@@ -1,8 +1,9 @@
 //! One connection to a donor: its purpose, and the control of a lease.
 
+use super::places::Place;
 use super::pool::{LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
-use super::{CONNECTIONS_MAX, CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
+use super::{CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
 use crate::stream::Stream;
@@ -33,15 +34,12 @@ pub(super) struct Served {
 pub(super) struct Connection<'a> {
     pub(super) served: &'a Served,
     pub(super) peer: SocketAddr,
+    pub(super) place: &'a dyn Place,
 }
 
 impl Connection<'_> {
-    pub(super) fn serve(&mut self, stream: Stream, open: usize) -> Result<(), ControlError> {
+    pub(super) fn serve(&mut self, stream: Stream) -> Result<(), ControlError> {
         let mut control = ControlStream::accepted(stream, self.peer);
-        if open > CONNECTIONS_MAX {
-            let text = format!("{open} connections, {CONNECTIONS_MAX} is the limit");
-            return refuse(&mut control, Refusal::Busy, text);
-        }
         // Its request is read before it is refused: closing a socket with unread data would reset
         // the connection before the peer has read why.
         let admitted = self.served.pool.admit(control.identity());
@@ -80,7 +78,8 @@ impl Connection<'_> {
                 Ok(request) => {
                     let served = self.served;
                     let (pool, connections) = (&served.pool, &served.rdma_connections);
-                    rdma::serve(pool, &served.rdma, connections, control, &request)
+                    let place = self.place;
+                    rdma::serve(pool, &served.rdma, connections, place, control, &request)
                 }
                 Err(error) => refuse_malformed(&mut control, error),
             },
@@ -117,8 +116,13 @@ impl Connection<'_> {
                 return refuse(&mut control, refusal, error.to_string());
             }
         };
-        tracing::info!(peer = %self.peer, vm = lease.vm, bytes = lease.bytes(), "memory lent");
         let token = lease.token;
+        if let Err(full) = self.place.establish() {
+            drop(lease);
+            self.served.pool.end(&token);
+            return refuse(&mut control, Refusal::Busy, full.to_string());
+        }
+        tracing::info!(peer = %self.peer, vm = lease.vm, bytes = lease.bytes(), "memory lent");
         let grant = LeaseGrant {
             token,
             bytes: lease.bytes(),
@@ -140,6 +144,9 @@ impl Connection<'_> {
         let Some(lease) = self.served.pool.find_for(&token, control.identity()) else {
             return refuse_unknown(&mut control);
         };
+        if let Err(full) = self.place.establish() {
+            return refuse(&mut control, Refusal::Busy, full.to_string());
+        }
         let number = lease.begin_control();
         drop(lease);
         if self.answer_status(&mut control, &token, number, FrameKind::Renew)? {
@@ -238,7 +245,11 @@ impl Connection<'_> {
         let Some(lease) = self.served.pool.find_for(&request.token, owner) else {
             return refuse_unknown(&mut control);
         };
-        let stream = control.into_stream();
+        if let Err(full) = self.place.establish() {
+            return refuse(&mut control, Refusal::Busy, full.to_string());
+        }
+        let mut stream = control.into_stream();
+        stream.lift_limits();
         let registered = stream.closer().map_err(broken)?;
         let kind = SessionKind::Pages(class);
         let begun = lease.begin_session(kind, registered, epoch, TAKE_OVER_TIMEOUT);

@@ -4,6 +4,7 @@ mod compute;
 mod connection;
 mod export;
 pub mod loopback;
+mod places;
 pub mod policy;
 pub mod pool;
 pub mod rdma;
@@ -12,10 +13,11 @@ pub mod server;
 mod session;
 
 pub use compute::CpuLender;
+pub use places::{WAITING_MAX, WAITING_OF_ADDRESS_MAX};
 
 use std::time::Duration;
 
-/// Limit of connections; each has a thread.
+/// Limit of connections of leases; each has a thread.
 pub const CONNECTIONS_MAX: usize = 1024;
 
 /// Timeout for the end of a page connection that a new one replaces.

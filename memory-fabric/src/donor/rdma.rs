@@ -1,5 +1,6 @@
 //! RDMA connections of VMs: they are set up here, and then need no CPU of the donor.
 
+use super::places::Place;
 use super::pool::{Lease, Pool, SessionKind};
 use super::refuse::{refuse, refuse_session, refuse_unknown};
 use super::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT};
@@ -111,6 +112,7 @@ pub(super) fn serve(
     pool: &Pool,
     choice: &DeviceChoice,
     connections: &Connections,
+    place: &dyn Place,
     mut control: ControlStream,
     request: &ConnectRequest,
 ) -> Result<(), ControlError> {
@@ -123,6 +125,9 @@ pub(super) fn serve(
     let Some(lease) = pool.find_for(&token, control.identity()) else {
         return refuse_unknown(&mut control);
     };
+    if let Err(full) = place.establish() {
+        return refuse(&mut control, Refusal::Busy, full.to_string());
+    }
     if control.is_udp() {
         let text = "RDMA is set up by TCP".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);

@@ -12,18 +12,24 @@ use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
 use crate::transport::udp::Fingerprint;
 use accept::{accept, listen_on_udp};
-use fabric_host::lock;
 use fabric_identity::{Holder, ReloadError, SharedCredentials};
+use fabric_transport::tls::Peer;
+pub use open::Dropped;
 use open::Shared;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Interval of checks for expired leases.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Connections that the kernel keeps until they are accepted; it allows up to `net.core.somaxconn`,
+/// which is 4096 by default.
+const BACKLOG: i32 = 4096;
 
 /// Configuration of a donor.
 #[derive(Clone, Debug)]
@@ -130,24 +136,27 @@ impl Donor {
         let listen = |error| DonorError::Listen(config.listen, error);
         let listener = TcpListener::bind(config.listen).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
+        // Again, with a longer queue than that of the standard library: a burst of connections must
+        // not make the kernel drop those of VMs.
+        socket2::SockRef::from(&listener)
+            .listen(BACKLOG)
+            .map_err(listen)?;
         let accepted_from = listener.try_clone().map_err(listen)?;
-        let shared = Arc::new(Shared {
-            served: Served {
-                pool: Arc::new(Pool::under_policy(
-                    config.memory_bytes,
-                    config.lease_duration_max,
-                    config.allow.clone().map(Accounts::new),
-                )),
-                spin: config.spin,
-                rdma: config.rdma.clone(),
-                rdma_connections: rdma::Connections::new(rdma_connections_max),
-                cpus,
-            },
-            credentials: config.credentials.clone(),
-            stopping: AtomicBool::new(false),
-            connections: Mutex::default(),
-            next_connection: AtomicU64::new(0),
-        });
+        let served = Served {
+            pool: Arc::new(Pool::under_policy(
+                config.memory_bytes,
+                config.lease_duration_max,
+                config.allow.clone().map(Accounts::new),
+            )),
+            spin: config.spin,
+            rdma: config.rdma.clone(),
+            rdma_connections: rdma::Connections::new(rdma_connections_max),
+            cpus,
+        };
+        let credentials = config.credentials.clone();
+        let ended = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(listen)?;
+        let shared = Shared::new(served, credentials, config.lease_duration_max, ended);
+        let shared = Arc::new(shared);
         let mut threads = Vec::new();
         let accepting = Arc::clone(&shared);
         threads.push(thread("donor-accept", move || {
@@ -195,24 +204,30 @@ impl Donor {
     /// released.
     #[must_use]
     pub fn connections(&self) -> usize {
-        lock(&self.shared.connections).len()
+        self.shared.connections()
+    }
+
+    /// Returns the number of connections that have shown no lease yet, and of those of leases.
+    #[must_use]
+    pub fn waiting_and_established(&self) -> (usize, usize) {
+        self.shared.counts()
+    }
+
+    /// Returns how many connections were dropped.
+    #[must_use]
+    pub fn dropped(&self) -> &Dropped {
+        &self.shared.dropped
     }
 
     /// Returns the number of open connections of peers that have shown who they are.
     #[must_use]
     pub fn members(&self) -> usize {
-        let connections = lock(&self.shared.connections);
-        connections
-            .values()
-            .filter(|one| one.peer.is_some())
-            .count()
+        self.shared.members()
     }
 
     /// Breaks every connection, like a network failure. Leases continue, and VMs reconnect.
     pub fn break_connections(&self) {
-        for connection in lock(&self.shared.connections).values() {
-            connection.closer.close();
-        }
+        self.shared.close(|_| true);
     }
 
     /// Reads the credentials again, for new connections. Connections of peers whose certificates are
@@ -227,20 +242,17 @@ impl Donor {
             return Ok(None);
         };
         let credentials = credentials.reload()?;
-        let mut closed = 0;
-        for connection in lock(&self.shared.connections).values() {
-            let Some(peer) = &connection.peer else {
-                continue;
-            };
-            if let Err(why) = credentials.confirm(&peer.chain) {
-                tracing::warn!(
-                    why,
-                    "a connection is closed: its certificate is not accepted any more"
-                );
-                connection.closer.close();
-                closed += 1;
-            }
-        }
+        let closed = self.shared.close(|peer| {
+            let confirmed = peer.map_or(Ok(()), |peer| credentials.confirm(&peer.chain));
+            confirmed
+                .inspect_err(|why| {
+                    tracing::warn!(
+                        why,
+                        "a connection is closed: its certificate is not accepted any more"
+                    );
+                })
+                .is_err()
+        });
         Ok(Some(closed))
     }
 
@@ -248,14 +260,8 @@ impl Donor {
     /// the policy or a list of revoked certificates keeps it out.
     pub fn evict(&self, holder: &Holder) -> Evicted {
         let (leases, bytes) = self.pool().end_of(holder);
-        let mut connections = 0;
-        for connection in lock(&self.shared.connections).values() {
-            let peer = connection.peer.as_ref();
-            if peer.is_some_and(|peer| peer.subject.holder == *holder) {
-                connection.closer.close();
-                connections += 1;
-            }
-        }
+        let of_holder = |peer: &Peer| peer.subject.holder == *holder;
+        let connections = self.shared.close(|peer| peer.is_some_and(of_holder));
         tracing::warn!(%holder, leases, bytes, connections, "a member was evicted");
         Evicted {
             leases,

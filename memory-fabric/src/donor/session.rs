@@ -144,6 +144,19 @@ impl Session<'_> {
         }
     }
 
+    /// Returns whether a VM may send frames of this kind on this connection.
+    fn takes(&self, kind: FrameKind) -> bool {
+        match kind {
+            FrameKind::ReadPage
+            | FrameKind::ReadPages
+            | FrameKind::WritePage
+            | FrameKind::DropPages
+            | FrameKind::Fence => true,
+            FrameKind::Probe => self.class == TrafficClass::Probe,
+            _ => false,
+        }
+    }
+
     /// Executes the complete requests in the buffer.
     fn answer(&mut self) -> Result<(), SessionError> {
         loop {
@@ -152,6 +165,10 @@ impl Session<'_> {
                 return Ok(());
             };
             let frame = Frame::decode(header)?;
+            if !self.takes(frame.kind) {
+                // Before its payload arrives, which may be longer than the buffer.
+                return Err(WireError::Unexpected(frame.kind).into());
+            }
             let Some(payload) = rest.get(..frame.length) else {
                 return Ok(());
             };
@@ -184,7 +201,7 @@ impl Session<'_> {
                     self.lease.drop_pages(frame.offset, pages)?;
                     self.output.extend(reply(FrameKind::Dropped).encode(&[]));
                 }
-                FrameKind::Probe if self.class == TrafficClass::Probe => {
+                FrameKind::Probe => {
                     let bytes = decode_probe(payload)?;
                     self.probe(frame.offset, reply(FrameKind::ProbeData), bytes)?;
                 }

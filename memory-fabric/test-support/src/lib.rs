@@ -11,6 +11,7 @@
 pub mod conformance;
 pub mod delay;
 mod fabric;
+pub mod flood;
 pub mod hostile;
 mod process;
 pub mod proxy;

@@ -46,6 +46,10 @@ pub const IN_FLIGHT_MAX: usize = 64;
 /// Bytes of a page, as requests count them.
 pub const PAGE_BYTES: u32 = 1 << PAGE_SHIFT;
 
+/// Bytes that are accepted from a peer of which nothing is known: a handshake with its certificates, or
+/// requests that have shown no lease.
+pub const UNKNOWN_BYTES_MAX: usize = 64 << 10;
+
 /// What the poster knows a request by.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Ticket(pub u32);

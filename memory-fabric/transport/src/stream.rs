@@ -291,6 +291,13 @@ impl Stream {
         }
     }
 
+    /// Lifts the limits of what the peer may send before it has shown what it may do.
+    pub fn lift_limits(&mut self) {
+        if let Self::Udp(stream) = self {
+            stream.lift_limits();
+        }
+    }
+
     /// This end's address.
     ///
     /// # Errors

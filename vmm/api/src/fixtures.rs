@@ -7,8 +7,8 @@ use crate::report::{
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
-    Evictions, LinkNow, NodeCounters, NodeNow, NodeStatus, SCHEMA, VcpuNow, VcpuState, VmState,
-    VmStatus, rdma,
+    ConnectionsDropped, Evictions, LinkNow, MemberUse, NodeConnections, NodeCounters, NodeNow,
+    NodeStatus, SCHEMA, VcpuNow, VcpuState, VmState, VmStatus, rdma,
 };
 
 /// Faults of one kind, all times from their median.
@@ -111,6 +111,25 @@ pub fn node_status() -> NodeStatus {
             pages_read: 7,
             pages_written: 8,
             pages_dropped: 0,
+            connections: NodeConnections {
+                waiting: 1,
+                established: 5,
+                dropped: ConnectionsDropped {
+                    address: 1,
+                    total: 2,
+                    silent: 3,
+                    handshake: 4,
+                    full: 0,
+                },
+            },
+            members: vec![MemberUse {
+                identity: "vm/web".into(),
+                bytes: 64 << 20,
+                leases: 1,
+                connections: 5,
+                pinned_bytes: 0,
+            }],
+            certificate_not_after: Some(1_800_000_000),
             rdma: rdma::NodeRdma {
                 used: resources(),
                 connections: rdma::InUse {
@@ -200,6 +219,7 @@ pub fn status() -> VmStatus {
             replayed: 70,
         },
         rdma: resources(),
+        certificate_not_after: Some(1_800_000_001),
         errors_total: 1,
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,

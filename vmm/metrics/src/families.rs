@@ -42,6 +42,17 @@ impl Families {
         all
     }
 
+    /// Adds the expiry of the certificate, in seconds since 1970.
+    pub(super) fn add_certificate(&mut self, not_after: Option<i64>) {
+        // A time before 1970 has passed as well.
+        let not_after = not_after.map(|time| float(u64::try_from(time).unwrap_or(0)));
+        self.gauges(
+            "ssi_hv_certificate_expiry_timestamp_seconds",
+            "When the certificate expires, in seconds since 1970; absent without credentials.",
+            not_after.map(|time| (Vec::new(), time)),
+        );
+    }
+
     /// Adds the RDMA resources in use.
     pub(super) fn add_rdma(&mut self, rdma: &RdmaResources) {
         self.gauge(

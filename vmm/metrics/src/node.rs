@@ -1,7 +1,7 @@
 //! Metrics of a node that lends memory.
 
 use super::families::{Families, float};
-use ssi_hv_api::status::NodeStatus;
+use ssi_hv_api::status::{MemberUse, NodeConnections, NodeStatus};
 
 /// Formats all metrics of a node.
 #[must_use]
@@ -67,6 +67,65 @@ pub fn node(status: &NodeStatus) -> String {
     ] {
         all.counter(name, help, value);
     }
+    add_connections(&mut all, &counters.connections);
+    add_members(&mut all, &counters.members);
+    all.add_certificate(counters.certificate_not_after);
     all.add_rdma(&counters.rdma.used);
     all.text()
+}
+
+fn add_connections(all: &mut Families, connections: &NodeConnections) {
+    let (waiting, established) = (connections.waiting, connections.established);
+    let states = [("waiting", waiting), ("established", established)];
+    all.gauges(
+        "ssi_hv_node_connections",
+        "Open connections: of leases, and those that have shown no lease yet.",
+        states.map(|(state, count)| (vec![("state", state.to_owned())], float(count))),
+    );
+    let dropped = &connections.dropped;
+    let reasons = [
+        ("address", dropped.address),
+        ("total", dropped.total),
+        ("silent", dropped.silent),
+        ("handshake", dropped.handshake),
+        ("full", dropped.full),
+    ];
+    all.counters(
+        "ssi_hv_node_connections_dropped_total",
+        "Connections dropped before they had shown a lease, by the reason.",
+        reasons.map(|(reason, count)| (vec![("reason", reason.to_owned())], count)),
+    );
+}
+
+fn add_members(all: &mut Families, members: &[MemberUse]) {
+    type Value = fn(&MemberUse) -> u64;
+    let families: [(&str, &str, Value); 4] = [
+        (
+            "ssi_hv_node_member_bytes",
+            "Memory of the leases of a member; absent without rules.",
+            |member| member.bytes,
+        ),
+        (
+            "ssi_hv_node_member_leases",
+            "Leases of a member; absent without rules.",
+            |member| member.leases,
+        ),
+        (
+            "ssi_hv_node_member_connections",
+            "Connections of a member; absent without rules.",
+            |member| member.connections,
+        ),
+        (
+            "ssi_hv_node_member_pinned_bytes",
+            "Memory of a member that is registered for RDMA; absent without rules.",
+            |member| member.pinned_bytes,
+        ),
+    ];
+    for (name, help, value) in families {
+        let samples = members.iter().map(|member| {
+            let labels = vec![("member", member.identity.clone())];
+            (labels, float(value(member)))
+        });
+        all.gauges(name, help, samples);
+    }
 }

@@ -171,6 +171,8 @@ fn names_follow_the_conventions_of_prometheus() {
             "device",
             "resource",
             "from",
+            "reason",
+            "member",
         ];
         assert!(
             labels.iter().all(|label| known.contains(&label.as_str())),
@@ -200,6 +202,10 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_pages_sealed_total", 6.0),
         ("ssi_hv_pages_opened_total", 5.0),
         ("ssi_hv_pages_rejected_total", 1.0),
+        (
+            "ssi_hv_certificate_expiry_timestamp_seconds",
+            1_800_000_001.0,
+        ),
         ("ssi_hv_donor_sealed{node=\"2\"}", 1.0),
         ("ssi_hv_replicated_bytes", 201_326_592.0),
         ("ssi_hv_degraded_bytes", 50_331_648.0),
@@ -266,6 +272,18 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_node_leases_granted_total", 2.0),
         ("ssi_hv_node_pages_written_total", 8.0),
         ("ssi_hv_node_rdma_connections", 1.0),
+        ("ssi_hv_node_connections{state=\"waiting\"}", 1.0),
+        ("ssi_hv_node_connections{state=\"established\"}", 5.0),
+        (
+            "ssi_hv_node_connections_dropped_total{reason=\"handshake\"}",
+            4.0,
+        ),
+        ("ssi_hv_node_member_bytes{member=\"vm/web\"}", 67_108_864.0),
+        ("ssi_hv_node_member_connections{member=\"vm/web\"}", 5.0),
+        (
+            "ssi_hv_certificate_expiry_timestamp_seconds",
+            1_800_000_000.0,
+        ),
     ] {
         assert!((value(&text, series) - expected).abs() < 1e-9, "{series}");
     }

@@ -65,6 +65,7 @@ pub fn vm(
             .map(|of| (vec![("node", of.node.to_string())], &of.fetch)),
     );
     shared::add(&mut all, status, nodes);
+    all.add_certificate(status.certificate_not_after);
     all.add_rdma(&status.rdma);
     all.text()
 }

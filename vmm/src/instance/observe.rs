@@ -95,6 +95,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         stalled_for_memory: stats.stalled_for_memory.get(),
         prefetch: prefetch(stats),
         rdma: observed::rdma_resources(),
+        certificate_not_after: instance.certificate_not_after(),
         errors_total,
         errors: errors.split_off(newest),
         heat: None,

@@ -25,6 +25,7 @@ use crate::config::{Choice as _, OnReboot, RunConfig, RunSettings};
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
+use crate::credentials;
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe as describe_error};
 use crate::lifeline;
@@ -244,6 +245,9 @@ impl Run<'_> {
         let (config, supervisor) = (self.config, self.supervisor);
         let instance = self.instance;
         let mut fabric_config = fabric_config(config)?;
+        if let Some(shown) = &fabric_config.credentials {
+            instance.note_certificate(credentials::not_after(shown));
+        }
         let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
         let fabric = connect(config, &fabric_config, supervisor)?;
         let replay =

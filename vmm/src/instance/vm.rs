@@ -33,6 +33,8 @@ pub struct Instance {
     pub supervisor: Arc<Supervisor>,
     /// Counts the changes of its added memory, over all boots.
     pub hotplug_changes: Changes,
+    /// When its certificate expires, in seconds since 1970.
+    certificate_not_after: Mutex<Option<i64>>,
     restarts: AtomicU64,
     booted: Mutex<Option<Arc<BootedVm>>>,
 }
@@ -72,6 +74,7 @@ impl Instance {
             config,
             supervisor,
             hotplug_changes: Changes::default(),
+            certificate_not_after: Mutex::new(None),
             restarts: AtomicU64::new(0),
             booted: Mutex::new(None),
         }
@@ -87,6 +90,16 @@ impl Instance {
         *self.slot() = Some(booted);
     }
 
+    /// Notes when the certificate expires that the VM shows.
+    pub fn note_certificate(&self, not_after: i64) {
+        *self.certificate() = Some(not_after);
+    }
+
+    /// Returns when the certificate expires; `None` without credentials.
+    pub fn certificate_not_after(&self) -> Option<i64> {
+        *self.certificate()
+    }
+
     /// Removes the boot that has ended. Returns the number of restarts.
     pub fn restart(&self) -> u64 {
         *self.slot() = None;
@@ -97,6 +110,11 @@ impl Instance {
     /// Returns the number of restarts of the guest.
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
+    }
+
+    fn certificate(&self) -> MutexGuard<'_, Option<i64>> {
+        let noted = self.certificate_not_after.lock();
+        noted.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<BootedVm>>> {

@@ -8,6 +8,7 @@ use memory_fabric::rdma::{DeviceUsage, Usage, pinned_bytes};
 
 use super::heat::{BlockStatus, ExtentStatus, HeatStatus};
 use super::rdma::{DeviceInUse, Endpoint, Endpoints, InUse, NodeRdma, RdmaResources};
+use super::{ConnectionsDropped, MemberUse, NodeConnections};
 
 /// Converts the fabric's heat map.
 #[must_use]
@@ -59,6 +60,43 @@ pub fn node_rdma(donor: &Donor) -> NodeRdma {
         connections: in_use(connections),
         endpoints: active.into_iter().map(endpoints).collect(),
     }
+}
+
+/// Returns the connections of this donor.
+#[must_use]
+pub fn node_connections(donor: &Donor) -> NodeConnections {
+    let (waiting, established) = donor.waiting_and_established();
+    let count = |count| u64::try_from(count).unwrap_or(u64::MAX);
+    let dropped = donor.dropped();
+    NodeConnections {
+        waiting: count(waiting),
+        established: count(established),
+        dropped: ConnectionsDropped {
+            address: dropped.address.get(),
+            total: dropped.total.get(),
+            silent: dropped.silent.get(),
+            handshake: dropped.handshake.get(),
+            full: dropped.full.get(),
+        },
+    }
+}
+
+/// Returns what each member uses of this donor, by name.
+#[must_use]
+pub fn members(donor: &Donor) -> Vec<MemberUse> {
+    let used = donor.pool().accounts().map(|accounts| accounts.used());
+    let used = used.into_iter().flatten();
+    let mut members: Vec<_> = used
+        .map(|(holder, used)| MemberUse {
+            identity: holder.to_string(),
+            bytes: used.bytes,
+            leases: used.leases,
+            connections: used.connections,
+            pinned_bytes: used.pinned_bytes,
+        })
+        .collect();
+    members.sort_by(|one, other| one.identity.cmp(&other.identity));
+    members
 }
 
 fn in_use(usage: Usage) -> InUse {

@@ -9,6 +9,7 @@ mod control;
 mod devices;
 mod exec;
 mod finish;
+mod flood;
 mod hotplug;
 mod linking;
 mod metrics;

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use fabric_transport::control::ControlStream;
+use fabric_wire::{FrameKind, LeaseGrant, LeaseRequest};
 use ssi_hv::exit::ExitCode;
 
 use crate::running::end;
@@ -59,12 +61,27 @@ fn a_service_manager_is_told_when_vms_may_come() {
     );
 }
 
-/// Number of connections of VMs, and the minimum of open files of a node for each.
+/// Number of connections of leases, and the minimum of open files of a node for each.
 const CONNECTIONS: usize = 100;
 const FILES_EACH: usize = 2;
 
+/// A lease of a page, and its connection.
+fn lease(node: SocketAddr) -> ControlStream {
+    let mut control = ControlStream::connect(node).expect("it listens");
+    let request = LeaseRequest {
+        vm: "vm".into(),
+        bytes: 4096,
+        or_less: false,
+        duration_ms: 60_000,
+    };
+    let granted: Result<LeaseGrant, _> =
+        control.call(FrameKind::Lease, &request, FrameKind::Granted);
+    granted.expect("it lends");
+    control
+}
+
 #[test]
-fn a_low_limit_of_open_files_does_not_limit_connections() {
+fn a_low_limit_of_open_files_does_not_limit_connections_of_leases() {
     let directory = tempfile::tempdir().expect("a directory");
     let script = "ulimit -Sn 64; exec \"$0\" node --listen 127.0.0.1:0 --memory 1M";
     let mut node = Command::new("sh")
@@ -79,18 +96,13 @@ fn a_low_limit_of_open_files_does_not_limit_connections() {
     let stdout = node.stdout.take().expect("a pipe");
     let read = BufReader::new(stdout).read_line(&mut line);
     let address = line.trim().rsplit(' ').next().unwrap_or_default();
-    let connect = |_| TcpStream::connect(address);
-    let connected: Result<Vec<_>, _> = (0..CONNECTIONS).map(connect).collect();
-    let files = || fs::read_dir(format!("/proc/{}/fd", node.id())).map_or(0, Iterator::count);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while files() < CONNECTIONS * FILES_EACH && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
-    let found = files();
+    let address = address.parse().expect("an address");
+    let connected: Vec<_> = (0..CONNECTIONS).map(|_| lease(address)).collect();
+    let found = fs::read_dir(format!("/proc/{}/fd", node.id())).map_or(0, Iterator::count);
     node.kill().expect("it runs");
     node.wait().expect("it ends");
     read.expect("it says where it listens");
-    connected.expect("it listens");
+    drop(connected);
     assert!(found >= CONNECTIONS * FILES_EACH, "{found} files are open");
 }
 

@@ -1,55 +1,140 @@
 //! The threads that accept connections, and those that serve one each.
 
-use super::open::{Registered, Shared};
+use super::open::{Shared, TakenPlace};
 use super::{DonorError, EXPIRY_CHECK_INTERVAL, thread};
-use crate::control::{CONNECT_TIMEOUT, ControlError};
-use crate::donor::CONNECTIONS_MAX;
+use crate::control::{CONNECT_TIMEOUT, CONTROL_TIMEOUT, ControlError};
 use crate::donor::connection::Connection;
 use crate::link::describe;
 use crate::stream::{Closer, Stream};
 use crate::transport::udp::{Fingerprint, Listener};
-use fabric_host::lock;
+use fabric_host::poll::poll_until;
 use fabric_identity::SharedCredentials;
 use fabric_transport::tls::{TlsError, TlsStream};
+use socket2::SockRef;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+/// How long a connection may be silent after it was accepted.
+const SILENT_TIME_MAX: Duration = CONTROL_TIMEOUT;
+
+/// Connections that are accepted before those that have become ready get their threads.
+const ACCEPTED_AT_ONCE: usize = 64;
+
+/// Accepts connections by TCP. It keeps them itself until their first bytes have come: clients
+/// that only connect cost no thread.
 pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    if let Err(error) = listener.set_nonblocking(true) {
+        tracing::error!(%error, "cannot accept connections");
+        return;
+    }
     loop {
-        let accepted = listener.accept();
+        let silent = shared.silent();
+        let first = [listener.as_raw_fd(), shared.ended.as_raw_fd()];
+        let watched = first.into_iter().chain(silent.iter().map(|(_, fd)| *fd));
+        let mut watched: Vec<_> = watched.map(readable).collect();
+        let until = shared.silent_since().map(|since| since + SILENT_TIME_MAX);
+        if let Err(error) = poll_until(&mut watched, until) {
+            tracing::error!(%error, "cannot wait for connections");
+            return;
+        }
         if shared.stopping.load(Ordering::SeqCst) {
             return;
         }
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
+        if watched[1].revents != 0 {
+            // It is non-blocking, and another look at the connections follows.
+            let _ = shared.ended.read();
+        }
+        for ((number, _), watched) in silent.iter().zip(&watched[2..]) {
+            if watched.revents != 0 {
+                hear(shared, *number);
+            }
+        }
+        if watched[0].revents != 0 {
+            accept_some(shared, listener);
+        }
+        if let Some(before) = Instant::now().checked_sub(SILENT_TIME_MAX) {
+            shared.drop_silent(before);
+        }
+    }
+}
+
+const fn readable(fd: RawFd) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    }
+}
+
+fn accept_some(shared: &Arc<Shared>, listener: &TcpListener) {
+    for _ in 0..ACCEPTED_AT_ONCE {
+        match listener.accept() {
+            Ok((stream, peer)) => {
+                // Without a number it is closed here.
+                let _number = shared.admit(peer, Closer::Tcp(stream));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if shared.stopping.load(Ordering::SeqCst) => {
+                tracing::debug!(%error, "no more connections");
+                return;
+            }
             Err(error) => {
                 // Out of descriptors, or the peer disconnected: a pause lets others finish.
                 tracing::warn!(%error, "cannot accept a connection");
                 std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
-                continue;
+                return;
             }
-        };
-        let Ok(registered) = stream.try_clone() else {
-            continue;
-        };
-        let credentials = shared.credentials.clone();
-        begin(shared, peer, Closer::Tcp(registered), move || {
-            let Some(credentials) = credentials else {
-                stream.set_nodelay(true)?;
-                return Ok(Stream::Tcp(stream));
-            };
-            // On the thread of the connection, so that a slow client delays nobody else.
-            let accept = || {
-                let stream = TlsStream::accept(stream, &credentials)?;
-                Ok(Stream::Tls(Box::new(stream)))
-            };
-            confirmed(Some(&credentials), accept)
-        });
+        }
     }
+}
+
+/// Begins to serve a silent connection that seems to have something to read.
+fn hear(shared: &Arc<Shared>, number: u64) {
+    let (stream, peer) = match shared.handle(number) {
+        Ok(Some(handle)) => handle,
+        Ok(None) => return,
+        Err(error) => {
+            tracing::warn!(%error, "cannot serve a connection");
+            std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
+            return;
+        }
+    };
+    let mut byte = [MaybeUninit::uninit()];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    match SockRef::from(&stream).recv_with_flags(&mut byte, flags) {
+        Ok(1..) => {}
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => return,
+        // The peer has closed it.
+        Ok(0) | Err(_) => return shared.remove_silent(number),
+    }
+    let Some(place) = shared.begin(number, peer) else {
+        // It stays until a thread has ended.
+        return;
+    };
+    let credentials = shared.credentials.clone();
+    serve(shared, place, peer, move || {
+        open(stream, credentials.as_ref())
+    });
+}
+
+/// Sets up a connection by TCP, on its thread, so that a slow client delays no other.
+fn open(stream: TcpStream, credentials: Option<&Arc<SharedCredentials>>) -> io::Result<Stream> {
+    let Some(shared) = credentials else {
+        stream.set_nodelay(true)?;
+        return Ok(Stream::Tcp(stream));
+    };
+    let accept = || {
+        let stream = TlsStream::accept(stream, shared)?;
+        Ok(Stream::Tls(Box::new(stream)))
+    };
+    confirmed(credentials, accept)
 }
 
 /// Accepts a connection, and checks its peer again if the credentials were replaced meanwhile, maybe
@@ -87,9 +172,16 @@ pub(super) fn listen_on_udp(
     let shared = Arc::clone(shared);
     threads.push(thread("donor-udp", move || {
         listener.run(&shared.stopping, &mut |arrival| {
-            let (peer, closer) = (arrival.peer, Closer::Udp(arrival.closer()));
+            // Its first bytes have come. When it gets no thread, the VM asks again.
+            let peer = arrival.peer;
+            let Some(number) = shared.admit(peer, Closer::Udp(arrival.closer())) else {
+                return;
+            };
+            let Some(place) = shared.begin(number, peer) else {
+                return shared.remove_silent(number);
+            };
             let credentials = shared.credentials.clone();
-            begin(&shared, peer, closer, move || {
+            serve(&shared, place, peer, move || {
                 let deadline = Instant::now() + CONNECT_TIMEOUT;
                 let accept = || Ok(Stream::Udp(Box::new(arrival.accept(deadline)?)));
                 confirmed(credentials.as_ref(), accept)
@@ -100,58 +192,35 @@ pub(super) fn listen_on_udp(
 }
 
 /// Serves a connection on a separate thread after `open` has set it up.
-fn begin(
+fn serve(
     shared: &Arc<Shared>,
+    place: TakenPlace,
     peer: SocketAddr,
-    registered: Closer,
     open: impl FnOnce() -> io::Result<Stream> + Send + 'static,
 ) {
-    // Relaxed: the ids only need to be unique.
-    let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
-    let count = {
-        let mut connections = lock(&shared.connections);
-        let registered = Registered {
-            closer: registered,
-            peer: None,
-            not_after: i64::MAX,
-        };
-        connections.insert(number, registered);
-        connections.len()
-    };
-    if shared.credentials.is_some() && count > CONNECTIONS_MAX {
-        // A handshake would cost more than the connection is worth.
-        tracing::info!(%peer, count, "connection refused: {CONNECTIONS_MAX} is the limit");
-        if let Some(registered) = lock(&shared.connections).remove(&number) {
-            registered.closer.close();
-        }
-        return;
-    }
     let serving = Arc::clone(shared);
     let started = thread("donor-conn", move || {
-        let mut connection = Connection {
-            served: &serving.served,
-            peer,
-        };
         let served = match open() {
             Ok(stream) => {
-                serving.note_peer(number, &stream);
-                connection.serve(stream, count)
+                place.note_peer(&stream);
+                let mut connection = Connection {
+                    served: &serving.served,
+                    peer,
+                    place: &place,
+                };
+                connection.serve(stream)
             }
             Err(error) => {
-                // The peer learns little about why it is refused, so this node has to say it.
-                if serving.credentials.is_some() {
-                    tracing::info!(%peer, %error, "connection refused");
-                }
+                serving.note_refused(peer, &error);
                 Err(ControlError::Stream(peer, error))
             }
         };
         if let Err(error) = served {
             tracing::debug!(%peer, error = describe(&error), "connection ended");
         }
-        lock(&serving.connections).remove(&number);
     });
     if let Err(error) = started {
+        // Its place was dropped with the closure.
         tracing::warn!(%peer, error = describe(&error), "connection refused");
-        lock(&shared.connections).remove(&number);
     }
 }

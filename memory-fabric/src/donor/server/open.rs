@@ -1,15 +1,24 @@
 //! The open connections of a donor, and what its threads share.
 
 use crate::donor::connection::Served;
+use crate::donor::places::{Admission, Full, Place, Places, Reason};
 use crate::stream::{Closer, Stream};
-use fabric_host::lock;
+use fabric_host::metrics::Counter;
+use fabric_host::{Seldom, lock};
 use fabric_identity::SharedCredentials;
 use fabric_identity::presented::Presented;
 use fabric_transport::tls::Peer;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Interval of log lines about connections that strangers can cause to be dropped.
+const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// State that the threads of a donor share.
 #[derive(Debug)]
@@ -17,28 +26,274 @@ pub(super) struct Shared {
     pub(super) served: Served,
     pub(super) credentials: Option<Arc<SharedCredentials>>,
     pub(super) stopping: AtomicBool,
-    /// Open connections by id.
-    pub(super) connections: Mutex<HashMap<u64, Registered>>,
-    /// The next id.
-    pub(super) next_connection: AtomicU64,
+    open: Mutex<Open>,
+    /// Rung when a thread has ended, so that a connection that has none gets one.
+    pub(super) ended: EventFd,
+    pub(super) dropped: Dropped,
+    notices: Seldom,
+}
+
+/// Connections that were dropped, by the reason.
+#[derive(Debug, Default)]
+pub struct Dropped {
+    /// Too many from one address had not shown a lease.
+    pub address: Counter,
+    /// Too many had not shown a lease.
+    pub total: Counter,
+    /// Nothing was received on them in time.
+    pub silent: Counter,
+    /// Their peers showed no certificate that is accepted, or broke the protocol before.
+    pub handshake: Counter,
+    /// Too many connections of leases were open.
+    pub full: Counter,
+}
+
+#[derive(Debug)]
+struct Open {
+    places: Places,
+    registered: HashMap<u64, Registered>,
 }
 
 /// An open connection.
 #[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) closer: Closer,
+struct Registered {
+    closer: Closer,
+    address: SocketAddr,
     /// Who the peer is, once it has shown that.
-    pub(super) peer: Option<Peer>,
+    peer: Option<Peer>,
     /// The last second of the validity of its certificate, since 1970.
-    pub(super) not_after: i64,
+    not_after: i64,
+}
+
+/// The place of a connection that has a thread; released when this is dropped.
+#[derive(Debug)]
+pub(super) struct TakenPlace {
+    shared: Arc<Shared>,
+    number: u64,
+    peer: SocketAddr,
+}
+
+impl Place for TakenPlace {
+    fn establish(&self) -> Result<(), Full> {
+        let mut open = self.shared.open();
+        let established = open
+            .places
+            .establish(self.number, self.peer.ip(), Instant::now());
+        drop(open);
+        if established.is_err() {
+            self.shared.dropped.full.increment();
+        }
+        // Its thread does not count as one of a stranger any more.
+        self.shared.ring();
+        established
+    }
+}
+
+impl TakenPlace {
+    /// Notes what the peer has shown.
+    pub(super) fn note_peer(&self, stream: &Stream) {
+        let Some(peer) = stream.peer() else {
+            return;
+        };
+        let certificate = peer.chain.first();
+        let presented = certificate.and_then(|one| Presented::read(one).ok());
+        let mut open = self.shared.open();
+        open.places.note_member(self.number, Instant::now());
+        if let Some(registered) = open.registered.get_mut(&self.number) {
+            // It was read before, when the connection was made.
+            registered.not_after = presented.map_or(i64::MIN, |presented| presented.not_after);
+            registered.peer = Some(peer.clone());
+        }
+    }
+}
+
+impl Drop for TakenPlace {
+    fn drop(&mut self) {
+        let mut open = self.shared.open();
+        open.places.end(self.number, Instant::now());
+        open.registered.remove(&self.number);
+        drop(open);
+        self.shared.ring();
+    }
 }
 
 impl Shared {
+    pub(super) fn new(
+        served: Served,
+        credentials: Option<Arc<SharedCredentials>>,
+        lease_duration_max: Duration,
+        ended: EventFd,
+    ) -> Self {
+        Self {
+            served,
+            credentials,
+            stopping: AtomicBool::new(false),
+            open: Mutex::new(Open {
+                places: Places::new(lease_duration_max),
+                registered: HashMap::new(),
+            }),
+            ended,
+            dropped: Dropped::default(),
+            notices: Seldom::new(NOTICE_INTERVAL),
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        lock(&self.open)
+    }
+
+    /// Wakes the thread that accepts connections by TCP.
+    fn ring(&self) {
+        // It fails when it has been rung 2^64 times.
+        let _ = self.ended.write(1);
+    }
+
+    /// Takes a place for a new connection, which may drop another. Returns its number, unless it is
+    /// to be closed at once.
+    pub(super) fn admit(&self, address: SocketAddr, closer: Closer) -> Option<u64> {
+        let mut open = self.open();
+        let admission = open.places.admit(address.ip(), Instant::now());
+        let (number, victim, reason) = match admission {
+            Admission::Admitted(number) => (Some(number), None, None),
+            Admission::Instead(number, victim, reason) => {
+                let victim = open.close(victim);
+                (Some(number), victim, Some(reason))
+            }
+            Admission::Refused(reason) => (None, Some(address), Some(reason)),
+        };
+        if let Some(number) = number {
+            let registered = Registered {
+                closer,
+                address,
+                peer: None,
+                not_after: i64::MAX,
+            };
+            open.registered.insert(number, registered);
+        }
+        drop(open);
+        if let (Some(victim), Some(reason)) = (victim, reason) {
+            self.note_dropped(victim, reason);
+        }
+        number
+    }
+
+    fn note_dropped(&self, victim: SocketAddr, reason: Reason) {
+        let (counter, why) = match reason {
+            Reason::Address => (&self.dropped.address, "too many of its address"),
+            Reason::Total => (&self.dropped.total, "too many"),
+        };
+        counter.increment();
+        if let Some(unreported) = self.notices.pass(Instant::now()) {
+            tracing::warn!(
+                peer = %victim,
+                unreported,
+                "a connection that had shown no lease was dropped for another: {why} wait"
+            );
+        }
+    }
+
+    /// Notes that a handshake failed.
+    pub(super) fn note_refused(&self, peer: SocketAddr, why: &io::Error) {
+        self.dropped.handshake.increment();
+        // The peer learns little about why it is refused, so this node has to say it.
+        if let Some(unreported) = self.notices.pass(Instant::now()) {
+            tracing::info!(%peer, error = %why, unreported, "connection refused");
+        }
+    }
+
+    /// Returns the place of a connection that is about to get a thread; `None` if it may have none.
+    pub(super) fn begin(self: &Arc<Self>, number: u64, peer: SocketAddr) -> Option<TakenPlace> {
+        let begun = self.open().places.begin(number, Instant::now());
+        begun.then(|| TakenPlace {
+            shared: Arc::clone(self),
+            number,
+            peer,
+        })
+    }
+
+    /// Returns the descriptors of silent connections, while others may have threads. They may be
+    /// closed at any time, and then belong to another file: what they say has to be verified.
+    pub(super) fn silent(&self) -> Vec<(u64, RawFd)> {
+        let open = self.open();
+        if !open.places.has_thread() {
+            return Vec::new();
+        }
+        let descriptor = |number| match &open.registered.get(&number)?.closer {
+            Closer::Tcp(stream) => Some((number, stream.as_raw_fd())),
+            Closer::Udp(_) => None,
+        };
+        open.places.silent().filter_map(descriptor).collect()
+    }
+
+    /// Returns when the oldest silent connection arrived.
+    pub(super) fn silent_since(&self) -> Option<Instant> {
+        self.open().places.silent_since()
+    }
+
+    /// Closes connections that have been silent since `before`.
+    pub(super) fn drop_silent(&self, before: Instant) {
+        let mut open = self.open();
+        for number in open.places.drop_silent(before) {
+            open.registered.remove(&number);
+            self.dropped.silent.increment();
+        }
+    }
+
+    /// Closes a silent connection.
+    pub(super) fn remove_silent(&self, number: u64) {
+        let mut open = self.open();
+        open.places.remove_silent(number);
+        open.registered.remove(&number);
+    }
+
+    /// Returns another handle of a silent connection, and its peer; `None` if it was dropped.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the process has no descriptor left.
+    pub(super) fn handle(&self, number: u64) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        let open = self.open();
+        let registered = open.registered.get(&number);
+        let handle = registered.and_then(|one| match &one.closer {
+            Closer::Tcp(stream) => Some((stream.try_clone(), one.address)),
+            Closer::Udp(_) => None,
+        });
+        handle
+            .map(|(stream, address)| Ok((stream?, address)))
+            .transpose()
+    }
+
+    /// Returns the numbers of connections that wait, and of those of leases.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let open = self.open();
+        (open.places.waiting(), open.places.established())
+    }
+
+    /// Returns the number of connections that are open, or whose threads have not ended.
+    pub(super) fn connections(&self) -> usize {
+        self.open().registered.len()
+    }
+
+    /// Returns the number of open connections of peers that have shown who they are.
+    pub(super) fn members(&self) -> usize {
+        let open = self.open();
+        let of_members = open.registered.values().filter(|one| one.peer.is_some());
+        of_members.count()
+    }
+
+    /// Closes the connections that `wanted` names, by their peers. Returns how many these are.
+    pub(super) fn close(&self, wanted: impl Fn(Option<&Peer>) -> bool) -> usize {
+        let open = self.open();
+        let wanted = |one: &&Registered| wanted(one.peer.as_ref());
+        let closed = open.registered.values().filter(wanted);
+        closed.map(|one| one.closer.close()).count()
+    }
+
     /// Closes the connections of peers whose certificates have expired since they were accepted.
     pub(super) fn close_expired(&self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-        for connection in lock(&self.connections).values_mut() {
+        for connection in self.open().registered.values_mut() {
             if let Some(peer) = &connection.peer
                 && connection.not_after < now
             {
@@ -49,17 +304,16 @@ impl Shared {
             }
         }
     }
+}
 
-    /// Notes what the peer of a connection has shown.
-    pub(super) fn note_peer(&self, number: u64, stream: &Stream) {
-        if let Some(peer) = stream.peer()
-            && let Some(registered) = lock(&self.connections).get_mut(&number)
-        {
-            let certificate = peer.chain.first();
-            let presented = certificate.and_then(|one| Presented::read(one).ok());
-            // It was read before, when the connection was made.
-            registered.not_after = presented.map_or(i64::MIN, |presented| presented.not_after);
-            registered.peer = Some(peer.clone());
-        }
+impl Open {
+    /// Closes a connection that lost its place. Its thread, if it has one, ends and removes it.
+    fn close(&mut self, number: u64) -> Option<SocketAddr> {
+        let registered = self.registered.get(&number)?;
+        registered.closer.close();
+        let address = registered.address;
+        // A silent one has no thread; of the others the thread removes it as well.
+        self.registered.remove(&number);
+        Some(address)
     }
 }

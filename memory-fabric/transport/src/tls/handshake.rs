@@ -2,6 +2,7 @@
 
 use super::session::{Session, Step, Then};
 use super::{INPUT_BYTES, OUTPUT_BYTES, Peer, RECORD_BYTES_MAX, TlsStream};
+use crate::UNKNOWN_BYTES_MAX;
 use fabric_host::poll::sleep_on;
 use fabric_identity::presented::Presented;
 use fabric_identity::{ExpectedNode, NAME, SharedCredentials};
@@ -37,6 +38,11 @@ pub enum TlsError {
     /// A client does not use TLS. It was told so.
     #[error("the client does not use certificates")]
     PlainClient,
+    /// The peer sent more than a handshake has.
+    #[error(
+        "it sent more than {UNKNOWN_BYTES_MAX} bytes during the TLS handshake, which is the limit"
+    )]
+    Long,
     /// The peer was silent.
     #[error("no TLS handshake within {} s", HANDSHAKE_TIMEOUT.as_secs())]
     Late,
@@ -167,6 +173,7 @@ impl TlsStream {
             session,
             input: vec![0; INPUT_BYTES].into_boxed_slice(),
             received: 0,
+            total: 0,
             output: vec![0; OUTPUT_BYTES].into_boxed_slice(),
             pending: 0..0,
             deadline: Instant::now() + HANDSHAKE_TIMEOUT,
@@ -222,6 +229,8 @@ struct Handshake {
     session: Session,
     input: Box<[u8]>,
     received: usize,
+    /// All bytes that were received.
+    total: usize,
     output: Box<[u8]>,
     /// The part of `output` to send.
     pending: std::ops::Range<usize>,
@@ -297,6 +306,10 @@ impl Handshake {
                 Ok(0) => return Err(TlsError::Closed.into()),
                 Ok(count) => {
                     self.received += count;
+                    self.total += count;
+                    if self.total > UNKNOWN_BYTES_MAX {
+                        return Err(TlsError::Long.into());
+                    }
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -5,6 +5,7 @@ mod receiving;
 #[cfg(test)]
 mod tests;
 
+use super::settings;
 use super::streams::{Inbox, STREAMS, place};
 use crate::tls::{Peer, TlsError};
 use bytes::{Bytes, BytesMut};
@@ -149,13 +150,20 @@ impl UdpStream {
             connected: false,
             member: None,
             failed: None,
-            inbox: Inbox::default(),
+            inbox: Inbox::new(usize::MAX),
             readable: [false; STREAMS],
             writing: None,
             input: vec![0; BATCH * DATAGRAM_BUFFER_BYTES].into_boxed_slice(),
             output: Vec::with_capacity(DATAGRAM_BUFFER_BYTES),
             unsent: None,
         }
+    }
+
+    /// Accepts as much as from a peer that has shown what it may do.
+    pub fn lift_limits(&mut self) {
+        self.inbox.set_limit(usize::MAX);
+        self.connection
+            .set_receive_window(settings::receive_window());
     }
 
     /// Returns the descriptor to wait for: for input, or for room to send when blocked.

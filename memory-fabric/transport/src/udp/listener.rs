@@ -14,7 +14,7 @@ use fabric_identity::{Fingerprint, Identity, SharedCredentials};
 use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -28,6 +28,41 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// For this long, no connection is started from the address of an earlier one: packets that arrive
 /// here were sent before that connection had its socket, and are retransmitted.
 const ARRIVAL_TIME: Duration = Duration::from_secs(2);
+
+/// Limit of addresses that are remembered for that. One that is forgotten earlier may cost a connection
+/// that its VM does not use.
+const ARRIVALS_MAX: usize = 1024;
+
+/// Addresses from which connections were started a short time ago.
+#[derive(Debug, Default)]
+struct Arrivals {
+    /// In the order of time.
+    times: VecDeque<(Instant, SocketAddr)>,
+    addresses: HashSet<SocketAddr>,
+}
+
+impl Arrivals {
+    fn forget(&mut self, now: Instant) {
+        while let Some((time, address)) = self.times.front()
+            && (self.times.len() > ARRIVALS_MAX
+                || now.saturating_duration_since(*time) >= ARRIVAL_TIME)
+        {
+            self.addresses.remove(address);
+            self.times.pop_front();
+        }
+    }
+
+    fn has(&self, address: SocketAddr) -> bool {
+        self.addresses.contains(&address)
+    }
+
+    fn note(&mut self, address: SocketAddr, now: Instant) {
+        if self.addresses.insert(address) {
+            self.times.push_back((now, address));
+        }
+        self.forget(now);
+    }
+}
 
 /// Set in the first byte of packets that begin a connection (RFC 9000, section 17.2).
 const LONG_HEADER: u8 = 0x80;
@@ -157,7 +192,7 @@ impl Listener {
         };
         let mut input = vec![0; DATAGRAM_BUFFER_BYTES];
         let mut queue = VecDeque::new();
-        let mut recent: Vec<(SocketAddr, Instant)> = Vec::new();
+        let mut recent = Arrivals::default();
         while !stopping.load(Ordering::SeqCst) {
             let until = Instant::now() + LOOK_INTERVAL;
             if let Err(error) =
@@ -167,18 +202,18 @@ impl Listener {
                 return;
             }
             receive(&udp, &self.socket, &mut input, &mut queue);
-            recent.retain(|(_, at)| at.elapsed() < ARRIVAL_TIME);
+            recent.forget(Instant::now());
             while let Some(datagram) = queue.pop_front() {
                 let begins = datagram
                     .bytes
                     .first()
                     .is_some_and(|byte| byte & LONG_HEADER != 0);
-                if begins && recent.iter().any(|(peer, _)| *peer == datagram.peer) {
+                if begins && recent.has(datagram.peer) {
                     continue;
                 }
                 if let Some(arrival) = self.handle(&mut endpoint, datagram, &mut input, &mut queue)
                 {
-                    recent.push((arrival.peer, Instant::now()));
+                    recent.note(arrival.peer, Instant::now());
                     arrived(arrival);
                 }
             }
@@ -305,3 +340,25 @@ fn receive(
 
 /// Limit of datagrams received before they are processed.
 const QUEUE_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_arrivals_are_remembered_and_for_a_short_time() {
+        let mut recent = Arrivals::default();
+        let (peer, now) = (
+            |port| SocketAddr::from(([127, 0, 0, 1], port)),
+            Instant::now(),
+        );
+        for port in 1..=2000 {
+            recent.note(peer(port), now);
+            recent.note(peer(port), now);
+        }
+        assert_eq!((recent.times.len(), recent.addresses.len()), (1024, 1024));
+        assert!(recent.has(peer(2000)) && !recent.has(peer(1)));
+        recent.forget(now + ARRIVAL_TIME);
+        assert!(recent.times.is_empty() && recent.addresses.is_empty());
+    }
+}

@@ -1,6 +1,7 @@
 //! Configuration of both ends of a connection.
 
 use super::streams::STREAMS;
+use crate::UNKNOWN_BYTES_MAX;
 use crate::tls::TlsError;
 use fabric_identity::{
     CredentialsError, DonorVerifier, ExpectedNode, Fingerprint, Identity, SharedCredentials,
@@ -41,7 +42,15 @@ const ACK_DELAY_MAX: Duration = Duration::from_millis(2);
 /// acknowledgement.
 const ACK_THRESHOLD: u32 = 8;
 
-fn transport() -> Arc<TransportConfig> {
+/// Returns the limit of unread bytes on all streams of a connection.
+pub(super) fn receive_window() -> VarInt {
+    let streams = u32::try_from(STREAMS).expect("a small constant");
+    VarInt::from_u32(streams * STREAM_WINDOW_BYTES)
+}
+
+/// Returns what concerns the transport of a connection whose peer may send so much before it is
+/// read.
+fn transport(receive_window: VarInt) -> Arc<TransportConfig> {
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(DATAGRAM_BYTES_MAX);
     let mut acks = AckFrequencyConfig::default();
@@ -53,7 +62,7 @@ fn transport() -> Arc<TransportConfig> {
         .max_concurrent_bidi_streams(VarInt::from_u32(streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
-        .receive_window(VarInt::from_u32(streams * STREAM_WINDOW_BYTES))
+        .receive_window(receive_window)
         .send_window(SEND_WINDOW_BYTES)
         .initial_rtt(INITIAL_ROUND_TRIP)
         .mtu_discovery_config(Some(discovery))
@@ -110,7 +119,7 @@ pub(super) fn client(mut tls: rustls::ClientConfig) -> io::Result<ClientConfig> 
     tls.alpn_protocols = vec![ALPN.to_vec()];
     let quic = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(quic));
-    config.transport_config(transport());
+    config.transport_config(transport(receive_window()));
     Ok(config)
 }
 
@@ -132,8 +141,11 @@ pub(super) fn open_tls(identity: &Identity) -> io::Result<rustls::ServerConfig> 
 /// Returns the configuration of a donor's end with this one of TLS.
 pub(super) fn server(tls: rustls::ServerConfig) -> io::Result<ServerConfig> {
     let mut config = ServerConfig::with_crypto(crypto(tls)?);
+    let little = u32::try_from(UNKNOWN_BYTES_MAX).expect("a small constant");
     // Sockets are connected to one address of the VM, so it cannot migrate.
-    config.transport_config(transport()).migration(false);
+    config
+        .transport_config(transport(VarInt::from_u32(little)))
+        .migration(false);
     Ok(config)
 }
 

@@ -40,9 +40,11 @@ impl Incoming {
 }
 
 /// Data received on the streams and not taken yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbox {
     streams: [Incoming; STREAMS],
+    /// Limit of buffered bytes of all streams.
+    bytes_max: usize,
     /// The frame being taken: its stream, and the remaining bytes.
     current: Option<(usize, usize)>,
     /// The stream at which the search for the next frame starts.
@@ -50,9 +52,30 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
+    /// Creates an empty one with a limit of the bytes of all streams.
+    pub(super) fn new(bytes_max: usize) -> Self {
+        Self {
+            streams: Default::default(),
+            bytes_max,
+            current: None,
+            next: 0,
+        }
+    }
+
+    /// Changes the limit of the bytes of all streams.
+    pub(super) fn set_limit(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
+    }
+
     /// Returns whether a stream accepts more data: also when its only frame is incomplete, since
-    /// probe frames exceed the limit.
+    /// probe frames exceed the limit of a stream.
     pub(super) fn has_room(&self, stream: usize) -> bool {
+        if self.bytes_max < usize::MAX {
+            let waiting = self.streams.iter().map(|one| one.waiting().len());
+            if waiting.sum::<usize>() >= self.bytes_max {
+                return false;
+            }
+        }
         self.streams[stream].waiting().len() < STREAM_BYTES_MAX || self.whole(stream).is_none()
     }
 
@@ -152,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_frame_that_is_not_whole_holds_up_no_other_stream() {
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(usize::MAX);
         let late = frame(FrameKind::PageData, 1, &[1; PAGE_SIZE]);
         let whole = frame(FrameKind::PageData, 2, &[2; PAGE_SIZE]);
         inbox.push(1, &late[..4000]);
@@ -170,7 +193,7 @@ mod tests {
     #[test]
     fn a_frame_longer_than_others_becomes_whole() {
         let long = frame(FrameKind::ProbeData, 1, &vec![3; PROBE_BYTES_MAX as usize]);
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(usize::MAX);
         let mut came = 0;
         // Continues until there is no room.
         while inbox.has_room(0) && came < 4 * long.len() {
@@ -188,7 +211,7 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_given_to_be_refused() {
-        let mut inbox = Inbox::default();
+        let mut inbox = Inbox::new(usize::MAX);
         inbox.push(3, &[0xa5; 31]);
         assert!(!inbox.is_ready());
         inbox.push(3, &[0xa5; 9]);
@@ -204,7 +227,7 @@ mod tests {
             cut in 1_usize..5000,
             room in 1_usize..5000,
         ) {
-            let mut inbox = Inbox::default();
+            let mut inbox = Inbox::new(usize::MAX);
             let mut sent: Vec<Vec<u8>> = vec![Vec::new(); STREAMS];
             for (number, &(stream, bytes)) in frames.iter().enumerate() {
                 // The frame's number also identifies its stream.

@@ -3,6 +3,7 @@
 //! The types travel on the control socket and are printed by `ssi-hv status --json`. Fields that
 //! the report of a run has too use the report's types.
 
+mod connections;
 pub mod heat;
 pub mod rdma;
 pub mod transport;
@@ -10,6 +11,7 @@ pub mod transport;
 use serde::{Deserialize, Serialize};
 
 use crate::report::{Boot, Coherence, Faults, Guest, MemoryUsed, Node, Prefetch, TransportUsed};
+pub use connections::{ConnectionsDropped, MemberUse, NodeConnections};
 use heat::HeatStatus;
 use rdma::{NodeRdma, RdmaResources};
 
@@ -76,6 +78,9 @@ pub struct VmStatus {
     /// What it uses of RDMA devices.
     #[serde(default)]
     pub rdma: RdmaResources,
+    /// When its certificate expires, in seconds since 1970; absent without credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_not_after: Option<i64>,
     /// Number of errors reported since its start.
     #[serde(default)]
     pub errors_total: u64,
@@ -187,6 +192,15 @@ pub struct NodeCounters {
     pub pages_written: u64,
     /// Pages dropped because guests had freed them.
     pub pages_dropped: u64,
+    /// Its connections.
+    #[serde(default)]
+    pub connections: NodeConnections,
+    /// What each member of the cluster uses; empty without rules.
+    #[serde(default)]
+    pub members: Vec<MemberUse>,
+    /// When its certificate expires, in seconds since 1970; absent without credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_not_after: Option<i64>,
     /// Its RDMA resources.
     #[serde(default)]
     pub rdma: NodeRdma,

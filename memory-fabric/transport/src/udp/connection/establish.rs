@@ -1,6 +1,7 @@
 //! Establishing a connection, from either end.
 
 use super::{Datagrams, UdpStream};
+use crate::UNKNOWN_BYTES_MAX;
 use crate::tls::{CertificateDer, Peer, TlsError};
 use crate::udp::settings::{self, Expected};
 use crate::udp::streams::STREAMS;
@@ -127,6 +128,7 @@ impl UdpStream {
         let (handle, connection) =
             accepted.ok_or_else(|| io::Error::other("no connection was asked for"))?;
         let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
+        stream.inbox.set_limit(UNKNOWN_BYTES_MAX);
         stream.shake_hands(deadline)?;
         if of_member {
             stream.note_member()?;
