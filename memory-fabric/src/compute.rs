@@ -26,7 +26,7 @@ pub use crate::wire::{
     COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeMember, ComputePorts,
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
 };
-pub use fabric_sharing::SharingStats;
+pub use fabric_sharing::{SharingStats, TableFences};
 
 /// How long a node's memory may be out of reach before the node is lost.
 pub const NODE_GRACE: Duration = Duration::from_secs(15);
@@ -90,6 +90,8 @@ pub struct Membership {
     pub table: ComputeTable,
     /// The guest's memory: ranges of guest-physical addresses, in their order.
     pub ranges: Vec<Range<u64>>,
+    /// Whether the nodes merge page tables of the guest's kernel.
+    pub merge_tables: bool,
 }
 
 /// Why nodes do not share a memory, or not any longer.
@@ -183,6 +185,7 @@ impl SharedGuest {
             secret,
             table: ComputeTable(table),
             ranges,
+            merge_tables,
         } = membership;
         let wrong = |reason: String| SharingError { node: None, reason };
         let count = u8::try_from(table.len()).unwrap_or(u8::MAX);
@@ -210,6 +213,7 @@ impl SharedGuest {
         // Copies of what other nodes are the home of need some memory at least, beside what is lent.
         let lent = table[usize::from(me)].lent_bytes / PAGE_SIZE as u64;
         let lent = usize::try_from(lent).unwrap_or(usize::MAX);
+        sharing.merge_tables = merge_tables;
         sharing.local_pages = lent.saturating_add(LOCAL_PAGES_MIN);
         sharing.homes = Some(homes(&table, &ranges).map_err(|error| SharingError::here(&error))?);
         let failed = Box::new(move |failure: Failure, losses: Losses| {
@@ -220,6 +224,12 @@ impl SharedGuest {
         let streams = streams.into_iter();
         let streams = streams.map(|(peer, stream)| (peer.place(), stream));
         Ok((Self(shared), streams.collect()))
+    }
+
+    /// What to wait for before a vCPU acts on other nodes other than through this memory.
+    #[must_use]
+    pub const fn fences(&self) -> &Arc<TableFences> {
+        self.0.fences()
     }
 
     /// What this node counts.

@@ -301,6 +301,23 @@ impl<const PAGES: usize> Cache<PAGES> {
         self.fail_wanted(sink);
     }
 
+    /// The home of a page answers the request for it with a copy of a merged table. Returns false if
+    /// there is no such request.
+    #[must_use]
+    pub fn cancel(&mut self, page: PageIndex) -> bool {
+        let is_open = |one: &Pending| one.grant.is_none() && !one.is_held;
+        let is_free = self.word(page).state() == State::Invalid;
+        let place = self.find(page).filter(|_| is_free);
+        let place = place.filter(|place| self.pending[*place].as_ref().is_some_and(is_open));
+        place.map(|place| self.pending[place] = None).is_some()
+    }
+
+    /// Whether this node has the only copy of a page, mapped writable, of a block that is split.
+    #[must_use]
+    pub fn is_modified(&self, page: PageIndex) -> bool {
+        self.word(page).state() == State::Modified
+    }
+
     /// Whether a request is open or a page held.
     #[must_use]
     pub fn is_waiting(&self) -> bool {

@@ -319,6 +319,27 @@ impl<const PAGES: usize> Directory<PAGES> {
         context.request(entry, request)
     }
 
+    /// Whether requests wait for a page of a split block.
+    #[must_use]
+    pub fn has_waiting(&self, page: PageIndex) -> bool {
+        let Some(Block::Split(place)) = self.word(block_index::<PAGES>(page)) else {
+            return false;
+        };
+        let split = self.split.get(place);
+        split.is_some_and(|split| split.entries[page_in_block::<PAGES>(page)].has_waiting())
+    }
+
+    /// Takes the requests that wait for a page out of the directory: the caller answers them, from a
+    /// page that its own node alone has.
+    pub fn take_gets(&mut self, page: PageIndex) -> Vec<Member> {
+        let Some(Block::Split(place)) = self.word(block_index::<PAGES>(page)) else {
+            return Vec::new();
+        };
+        let mut ignored = Vec::new();
+        let (entry, mut context) = self.entry(place, page, &mut ignored);
+        context.take_gets(entry)
+    }
+
     /// Number of blocks of the memory.
     #[must_use]
     pub fn blocks(&self) -> u32 {

@@ -10,6 +10,7 @@
 //! - [`lanes`]: what arrives from a peer: once, in order, of this epoch;
 //! - [`directory`]: who has which block and page;
 //! - [`cache`]: what one node has of them;
+//! - [`merge`]: tables that several nodes may write at once;
 //! - [`token`]: the starvation token;
 //! - [`progress`]: whether the accesses of a node progress, and how long it holds what they need;
 //! - [`action`]: what the caller has to do, in which order;
@@ -24,6 +25,7 @@ pub mod cache;
 pub mod directory;
 pub mod lanes;
 pub mod members;
+pub mod merge;
 pub mod message;
 #[cfg(test)]
 mod model;

@@ -86,6 +86,16 @@ pub(crate) enum Mutation {
     NoGang,
     /// A thread that waits for its next page keeps none of those that it has.
     NoPatience,
+    /// A message leaves before the changes of merged tables are confirmed.
+    NoSettling,
+    /// A message leaves before merged tables are compared with their twins.
+    NoFenceOfTables,
+    /// A holder gives up a merged table without what changed since its last comparison.
+    ForgetLastChanges,
+    /// A table that nothing links any longer stays merged.
+    KeepUnlinked,
+    /// A change is confirmed before what it unlinks is ordinary memory.
+    ConfirmEarly,
     /// A thread keeps the starvation token when it has progressed, and when its time is over.
     KeepToken,
 }

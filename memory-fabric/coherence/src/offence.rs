@@ -108,6 +108,9 @@ pub enum Violation {
         /// The epoch of the message.
         found: u32,
     },
+    /// A message about a merged table that does not fit its state.
+    #[error("sent a message about {0} that does not fit a merged table")]
+    Merged(PageIndex),
     /// A token was returned that the node does not hold, or asked for twice.
     #[error("misuses the starvation token")]
     Token,

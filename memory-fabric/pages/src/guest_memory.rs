@@ -108,6 +108,14 @@ impl GuestMemory {
         self.guest.words()
     }
 
+    /// The words of a page in the fabric view, which the guest may change at any time. The page must
+    /// have bytes here.
+    #[must_use]
+    pub fn words_of(&self, page: PageIndex) -> &[AtomicU64] {
+        let words = PAGE_SIZE / size_of::<AtomicU64>();
+        &self.fabric.words()[page.index() * words..][..words]
+    }
+
     /// The page at a host address of the guest view.
     pub fn page_at(&self, address: usize) -> Option<PageIndex> {
         let offset = address.checked_sub(self.guest.as_ptr().addr())?;

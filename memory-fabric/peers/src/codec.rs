@@ -6,6 +6,7 @@
 mod error;
 mod fields;
 mod kind;
+mod merge;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use crate::message::{HomeMessage, PeerMessage};
 pub use error::DecodeError;
 use fields::{Reader, Writer};
 pub use kind::Kind;
+use merge::{decode_merge, encode_merge};
 
 /// Pages of a block, as the length of a table.
 const TABLE: usize = BLOCK_PAGES as usize;
@@ -69,6 +71,7 @@ pub fn encode(message: &PeerMessage) -> Encoded {
     match message {
         PeerMessage::Coherence(message) => encode_coherence(message, &mut to),
         PeerMessage::Home(message) => encode_home(message, &mut to),
+        PeerMessage::Merge(message) => encode_merge(message, &mut to),
     }
     let (bytes, length) = to.finish();
     Encoded {
@@ -253,6 +256,14 @@ pub fn decode(kind: Kind, payload: &[u8], bounds: Bounds) -> Result<PeerMessage,
         Kind::HomeRead | Kind::HomeBytes | Kind::HomeWrite | Kind::HomeWritten => {
             return decode_home(kind, from).map(PeerMessage::Home);
         }
+        Kind::MergeCopy
+        | Kind::MergeChange
+        | Kind::MergeChanged
+        | Kind::MergeApplied
+        | Kind::MergeSettled
+        | Kind::MergeRecall
+        | Kind::MergeRecalled
+        | Kind::MergeDemoted => return decode_merge(kind, from).map(PeerMessage::Merge),
     };
     Ok(PeerMessage::Coherence(message))
 }

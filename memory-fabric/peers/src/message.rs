@@ -1,5 +1,6 @@
 //! What compute nodes send each other.
 
+use fabric_coherence::merge::MergeMessage;
 use fabric_coherence::{Lane, Message, Number};
 use fabric_pages::page::PageIndex;
 
@@ -10,6 +11,8 @@ pub enum PeerMessage {
     Coherence(Message),
     /// Between a node and the home of a page.
     Home(HomeMessage),
+    /// About tables that several nodes may write. The values of entries travel beside some.
+    Merge(MergeMessage),
 }
 
 /// A message between a node and a compute node that is the home of pages.
@@ -82,16 +85,22 @@ impl PeerMessage {
                 Lane::Data => PeerLane::Data,
             },
             Self::Home(_) => PeerLane::Bulk,
+            Self::Merge(_) => PeerLane::Data,
         }
     }
 
     /// Whether a page travels beside the message.
     #[must_use]
     pub const fn has_page(&self) -> bool {
-        matches!(
-            self,
-            Self::Coherence(Message::Data { .. })
-                | Self::Home(HomeMessage::Bytes { .. } | HomeMessage::Write { .. })
-        )
+        match self {
+            Self::Coherence(message) => matches!(message, Message::Data { .. }),
+            Self::Home(message) => {
+                matches!(
+                    message,
+                    HomeMessage::Bytes { .. } | HomeMessage::Write { .. }
+                )
+            }
+            Self::Merge(message) => message.has_values(),
+        }
     }
 }

@@ -24,17 +24,14 @@ impl<P: Peers> Engine<P> {
         match action {
             CacheAction::Send { to, message } => {
                 self.count(&message);
-                self.send(to, message);
-                Ok(())
+                self.send(to, message)
             }
             CacheAction::SendPage { to, message, free } => {
                 let Message::Data { page, dirty, .. } = message else {
                     let page = PageIndex::new(0);
                     return Err(Failure::Defect("a page without a data message", page));
                 };
-                let bytes = self.frames.bytes(page);
-                self.peers
-                    .send(to, PeerMessage::Coherence(message), Some(bytes));
+                self.send_frame(to, PeerMessage::Coherence(message), page)?;
                 self.stats.sent.increment();
                 if free {
                     if dirty {
@@ -172,7 +169,7 @@ impl<P: Peers> Engine<P> {
         let home = self.home_of(page);
         if home != self.config.me {
             let message = PeerMessage::Home(HomeMessage::Read { page });
-            self.peers.send(home, message, None);
+            self.send_peer(home, message)?;
             self.home_waits.begin(page, false);
             return Ok(());
         }
@@ -228,8 +225,7 @@ impl<P: Peers> Engine<P> {
         let home = self.home_of(page);
         if home != self.config.me {
             let message = PeerMessage::Home(HomeMessage::Write { page, number });
-            let bytes = self.frames.bytes(page);
-            self.peers.send(home, message, Some(bytes));
+            self.send_frame(home, message, page)?;
             self.home_waits.begin(page, true);
             return Ok(());
         }

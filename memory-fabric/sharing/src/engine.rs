@@ -21,8 +21,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::evict::EvictionQueue;
 use crate::faults::{DEFERRED_MAX, Pending};
+use crate::fences::TableFences;
 use crate::frames::Frames;
 use crate::home::HomeStore;
+use crate::merge::Tables;
 use crate::owned::OwnedBlocks;
 use crate::requests::Requests;
 use crate::starvation::Token;
@@ -61,6 +63,8 @@ pub(crate) struct Engine<P> {
     pub(crate) home: HomeStore,
     pub(crate) owned: OwnedBlocks,
     pub(crate) queue: EvictionQueue,
+    pub(crate) tables: Tables,
+    fences: Arc<TableFences>,
     pub(crate) progress: Progress,
     /// What the times of `progress` begin with.
     origin: Instant,
@@ -106,6 +110,8 @@ pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver
     fabric_host::slices::request_short_slices();
     // The engine's data is used again only to name what is lost.
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.run()));
+    // Nobody waits for an engine that has ended.
+    engine.fences.end(u64::MAX);
     let failure = match result {
         Ok(Ok(())) => return,
         Ok(Err(failure)) => failure,
@@ -123,6 +129,7 @@ impl<P: Peers> Engine<P> {
         peers: P,
         stop: Arc<EventFd>,
         stats: Arc<SharingStats>,
+        fences: Arc<TableFences>,
     ) -> Result<Self, Failure> {
         let pages = memory.bytes() / PAGE_SIZE;
         // The home of a block keeps its directory.
@@ -139,6 +146,8 @@ impl<P: Peers> Engine<P> {
             home: HomeStore::new(pages),
             owned: OwnedBlocks::default(),
             queue: EvictionQueue::new(config.local_pages),
+            tables: Tables::new(&config, Arc::clone(&fences)),
+            fences,
             progress: Progress::new(nanoseconds(config.hold_unit), nanoseconds(gang_time_max)),
             origin: Instant::now(),
             transactions: Deadlines::new(time),
@@ -174,6 +183,7 @@ impl<P: Peers> Engine<P> {
             self.peers.flush();
             worked |= self.run_timers()?;
             worked |= self.retry()?;
+            worked |= self.serve_fences()?;
             if self.deferred.len() < DEFERRED_MAX {
                 self.frames.read_faults(&mut faults)?;
                 let read_at = Instant::now();
@@ -207,6 +217,7 @@ impl<P: Peers> Engine<P> {
         let fds = [
             self.stop.as_raw_fd(),
             self.peers.poll_fd(),
+            self.fences.wake().as_raw_fd(),
             self.frames.fd(),
         ];
         let mut fds = fds.map(|fd| libc::pollfd {
@@ -215,9 +226,9 @@ impl<P: Peers> Engine<P> {
             revents: 0,
         });
         let watched = if self.deferred.len() < DEFERRED_MAX {
-            3
+            4
         } else {
-            2
+            3
         };
         let until = [
             self.progress.next().map(|at| self.instant(at)),
@@ -230,10 +241,15 @@ impl<P: Peers> Engine<P> {
             self.home_waits.next(),
             self.sweeper.next(&self.directory),
             self.token_ends(),
+            self.tables_overdue_at(),
             self.peers.wake_by(),
         ];
         let until = until.into_iter().flatten().min();
         poll_until(&mut fds[..watched], until).map_err(|error| Failure::System("poll", error))?;
+        if fds[2].revents != 0 {
+            // What was asked for is in a counter of its own.
+            let _ = self.fences.wake().read();
+        }
         Ok(fds[0].revents != 0)
     }
 
@@ -288,6 +304,7 @@ impl<P: Peers> Engine<P> {
                 self.handle(from, &message)
             }
             PeerMessage::Home(message) => self.home_message(from, message, bytes),
+            PeerMessage::Merge(message) => self.merge_message(from, message, bytes),
         }
     }
 
@@ -299,16 +316,18 @@ impl<P: Peers> Engine<P> {
         Ok(())
     }
 
-    fn handle(&mut self, from: Member, message: &Message) -> Result<(), Failure> {
+    pub(crate) fn handle(&mut self, from: Member, message: &Message) -> Result<(), Failure> {
         match message.role() {
             Role::Directory => {
+                if self.serve_table(from, message)? {
+                    return Ok(());
+                }
                 let mut orders = self.spare_orders.pop().unwrap_or_default();
                 self.directory.handle(from, message, &mut orders)?;
                 if matches!(message, Message::SplitState { .. }) {
                     self.count_split_blocks();
                 }
-                self.order(orders);
-                Ok(())
+                self.order(orders)
             }
             Role::Cache => {
                 let mut actions = self.actions();
@@ -325,10 +344,10 @@ impl<P: Peers> Engine<P> {
     }
 
     /// Carries out what the directory asks for.
-    fn order(&mut self, mut orders: Vec<DirectoryAction>) {
+    fn order(&mut self, mut orders: Vec<DirectoryAction>) -> Result<(), Failure> {
         for order in orders.drain(..) {
             match order {
-                DirectoryAction::Send { to, message } => self.send(to, message),
+                DirectoryAction::Send { to, message } => self.send(to, message)?,
                 DirectoryAction::PageDeadline { page, number } => {
                     let directory = &self.directory;
                     let is_over = |(page, number)| directory.page_overdue(page, number).is_ok();
@@ -343,14 +362,42 @@ impl<P: Peers> Engine<P> {
             }
         }
         self.spare_orders.push(orders);
+        Ok(())
     }
 
-    pub(crate) fn send(&mut self, to: Member, message: Message) {
+    pub(crate) fn send(&mut self, to: Member, message: Message) -> Result<(), Failure> {
         if to == self.config.me {
             self.local.push_back(message);
-        } else {
-            self.peers.send(to, PeerMessage::Coherence(message), None);
+            return Ok(());
         }
+        self.send_peer(to, PeerMessage::Coherence(message))
+    }
+
+    /// Sends a message without a page to another node.
+    pub(crate) fn send_peer(&mut self, to: Member, message: PeerMessage) -> Result<(), Failure> {
+        if self.may_leave(&message)? {
+            self.peers.send(to, message, None);
+        } else {
+            self.hold_back(to, message, None);
+        }
+        Ok(())
+    }
+
+    /// Sends a message with the bytes of a page that is here, and that no vCPU can write.
+    pub(crate) fn send_frame(
+        &mut self,
+        to: Member,
+        message: PeerMessage,
+        page: PageIndex,
+    ) -> Result<(), Failure> {
+        if self.may_leave(&message)? {
+            self.peers.send(to, message, Some(self.frames.bytes(page)));
+        } else {
+            let mut place = self.spare_page();
+            place.copy_from_slice(self.frames.bytes(page));
+            self.hold_back(to, message, Some(place));
+        }
+        Ok(())
     }
 
     pub(crate) fn spare_page(&mut self) -> Box<PageBytes> {
@@ -376,6 +423,7 @@ impl<P: Peers> Engine<P> {
         let mut worked = false;
         while let Some(Over { page, held }) = self.progress.over(self.ticks(now), thread_time) {
             self.stats.hold.record(Duration::from_nanos(held));
+            self.merge_instead(page)?;
             let mut actions = self.actions();
             self.cache.released(page, &mut actions);
             self.carry_out(actions)?;
@@ -412,8 +460,9 @@ impl<P: Peers> Engine<P> {
                 worked = true;
                 self.count_split_blocks();
             }
-            self.order(orders);
+            self.order(orders)?;
         }
+        self.check_tables(now)?;
         if self.is_token_over(now) {
             self.return_token()?;
             worked = true;

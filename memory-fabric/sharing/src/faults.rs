@@ -44,7 +44,7 @@ impl<P: Peers> Engine<P> {
             self.stats.early.increment();
         }
         if seen.lost >= STARVING_LOSSES {
-            self.starves(thread);
+            self.starves(thread)?;
         }
         // All pages that the access needs from here on are to be held.
         let early = seen.lost > 0;
@@ -94,6 +94,12 @@ impl<P: Peers> Engine<P> {
             early,
             read_at,
         } = pending;
+        if self.tables.has(page) {
+            // It came while the fault waited to be read.
+            self.frames.map(page, true)?;
+            self.woken(page);
+            return Ok(true);
+        }
         if !self.frames.is_resident(page) && !self.has_room()? {
             self.stats.stalled_for_memory.increment();
             return Ok(false);

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
@@ -276,6 +277,16 @@ impl Frames {
         self.memory
             .punch(page, 1)
             .map_err(failed("PUNCH_HOLE", page))
+    }
+
+    /// Whether there is such a page.
+    pub(crate) fn is_in_memory(&self, page: PageIndex) -> bool {
+        page.index() < self.flags.len()
+    }
+
+    /// The words of a page that has bytes here, which vCPUs may write.
+    pub(crate) fn words(&self, page: PageIndex) -> &[AtomicU64] {
+        self.memory.words_of(page)
     }
 
     /// Copies the bytes of a page that no CPU can write: it is unmapped or protected, which only the

@@ -137,11 +137,17 @@ impl<P: Peers> Engine<P> {
     ) -> Result<(), Failure> {
         match (message, bytes) {
             (HomeMessage::Read { page }, _) => {
+                let answer = PeerMessage::Home(HomeMessage::Bytes { page });
+                let may_leave = self.may_leave(&answer)?;
                 let Some(bytes) = self.home.read(page, &mut self.frames) else {
                     return Err(Failure::NotStored { peer: from, page });
                 };
-                let answer = PeerMessage::Home(HomeMessage::Bytes { page });
-                self.peers.send(from, answer, Some(bytes));
+                if may_leave {
+                    self.peers.send(from, answer, Some(bytes));
+                } else {
+                    let place = Box::new(*bytes);
+                    self.hold_back(from, answer, Some(place));
+                }
                 Ok(())
             }
             (HomeMessage::Write { page, number }, Some(bytes)) => {
@@ -151,7 +157,7 @@ impl<P: Peers> Engine<P> {
                     number,
                     refused,
                 });
-                self.peers.send(from, answer, None);
+                self.send_peer(from, answer)?;
                 self.one_more()
             }
             (HomeMessage::Bytes { page }, Some(bytes)) => {

@@ -10,10 +10,12 @@ mod carry;
 mod engine;
 mod evict;
 mod faults;
+mod fences;
 mod frames;
 mod home;
 mod homes;
 mod hot;
+mod merge;
 mod owned;
 mod requests;
 mod starvation;
@@ -34,6 +36,7 @@ use fabric_pages::uffd::UffdError;
 use fabric_peers::{PeerError, Peers};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use fences::TableFences;
 pub use homes::{Homes, TooLittleLent};
 pub use hot::{HotPage, HotPages};
 pub use stats::SharingStats;
@@ -140,6 +143,8 @@ pub struct Config {
     pub hold_unit: Duration,
     /// Longest time of one transaction, after which the node that delays it is fenced.
     pub transaction_time_max: Duration,
+    /// Merges the kernel's page tables of which this node is the home.
+    pub merge_tables: bool,
 }
 
 impl Config {
@@ -154,6 +159,7 @@ impl Config {
             spin: SPIN,
             hold_unit: HOLD_UNIT,
             transaction_time_max: TRANSACTION_TIME_MAX,
+            merge_tables: false,
         }
     }
 }
@@ -162,6 +168,10 @@ impl Config {
 /// twice.
 pub const LOCAL_PAGES_MIN: usize = 2 * fabric_coherence::cache::PENDING_MAX;
 
+/// Most merged tables of all nodes together. They are not evicted, and fit [`LOCAL_PAGES_MIN`] beside
+/// what vCPUs wait for.
+const TABLES_MAX: usize = LOCAL_PAGES_MIN / 2;
+
 /// A guest memory that this node shares with its peers. Dropping it stops the engine, after which
 /// threads that wait for a page wait for ever.
 #[derive(Debug)]
@@ -169,6 +179,7 @@ pub struct SharedMemory {
     memory: Arc<GuestMemory>,
     stats: Arc<SharingStats>,
     stop: Arc<EventFd>,
+    fences: Arc<TableFences>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -216,6 +227,8 @@ impl SharedMemory {
         }
         let stop = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let stop = Arc::new(stop.map_err(|error| Failure::System("create an eventfd", error))?);
+        let fences = TableFences::new();
+        let fences = Arc::new(fences.map_err(|error| Failure::System("create an eventfd", error))?);
         let stats = Arc::new(SharingStats::default());
         let engine = engine::Engine::new(
             config,
@@ -224,6 +237,7 @@ impl SharedMemory {
             peers,
             Arc::clone(&stop),
             Arc::clone(&stats),
+            Arc::clone(&fences),
         )?;
         let thread = std::thread::Builder::new().name("sharing".into());
         let thread = thread.spawn(move || engine::supervise(engine, failed));
@@ -232,6 +246,7 @@ impl SharedMemory {
             memory,
             stats,
             stop,
+            fences,
             thread: Some(thread),
         })
     }
@@ -240,6 +255,12 @@ impl SharedMemory {
     #[must_use]
     pub const fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// What to wait for before acting on other nodes by other means than this memory.
+    #[must_use]
+    pub const fn fences(&self) -> &Arc<TableFences> {
+        &self.fences
     }
 
     /// Counters of the engine.

@@ -87,6 +87,13 @@ impl OwnedBlocks {
         self.blocks.contains_key(&block_of(page))
     }
 
+    /// Whether the page is here and mapped writable.
+    pub(crate) fn is_writable(&self, page: PageIndex) -> bool {
+        let block = self.blocks.get(&block_of(page));
+        let local = block.map(|block| block[page.index() % PAGES]);
+        matches!(local, Some(LocalPage::Dirty { writable: true, .. }))
+    }
+
     fn page(&mut self, page: PageIndex) -> Option<&mut LocalPage> {
         let block = self.blocks.get_mut(&block_of(page))?;
         Some(&mut block[page.index() % PAGES])

@@ -19,11 +19,12 @@ pub(crate) struct Token {
 
 impl<P: Peers> Engine<P> {
     /// The access of a thread lost so many pages that it may starve.
-    pub(crate) fn starves(&mut self, thread: u32) {
+    pub(crate) fn starves(&mut self, thread: u32) -> Result<(), Failure> {
         if self.starving.is_none() && self.token.is_none() {
             self.starving = Some(thread);
-            self.send_token(Message::TokenWant);
+            self.send_token(Message::TokenWant)?;
         }
+        Ok(())
     }
 
     /// When [`Self::is_token_over`] may be.
@@ -49,9 +50,9 @@ impl<P: Peers> Engine<P> {
         self.config.members.first().unwrap_or(self.config.me)
     }
 
-    pub(crate) fn send_token(&mut self, message: Message) {
+    pub(crate) fn send_token(&mut self, message: Message) -> Result<(), Failure> {
         let keeper = self.keeper_member();
-        self.send(keeper, message);
+        self.send(keeper, message)
     }
 
     pub(crate) fn token(&mut self, from: Member, message: &Message) -> Result<(), Failure> {
@@ -77,7 +78,7 @@ impl<P: Peers> Engine<P> {
             self.tokens.begin(number, Instant::now(), |number| {
                 keeper.overdue(number).is_ok()
             });
-            self.send(granted.to, Message::TokenGrant { number });
+            self.send(granted.to, Message::TokenGrant { number })?;
         }
         Ok(())
     }
@@ -89,7 +90,6 @@ impl<P: Peers> Engine<P> {
         let mut actions = self.actions();
         self.cache.protect(false, &mut actions);
         self.carry_out(actions)?;
-        self.send_token(Message::TokenBack { number });
-        Ok(())
+        self.send_token(Message::TokenBack { number })
     }
 }

@@ -50,6 +50,12 @@ pub struct SharingStats {
     pub split_blocks: Gauge,
     /// Faults that had to wait because no local memory was free.
     pub stalled_for_memory: Counter,
+    /// Merged tables on this node now.
+    pub merged_tables: Gauge,
+    /// Changes of merged tables that vCPUs of this node made.
+    pub table_changes: Counter,
+    /// Messages that waited for merged tables.
+    pub held_for_tables: Counter,
     /// From the fault to the page mapped, for requests that another node takes part in.
     pub request: Histogram,
     /// The pages that this node got most often because another node had them.

@@ -38,6 +38,8 @@ pub struct ComputeRequest {
     pub memory_bytes: u64,
     /// Bytes of memory that the node lends for it.
     pub lent_bytes: u64,
+    /// Whether the nodes merge page tables of the guest's kernel.
+    pub merge_tables: bool,
 }
 
 /// Why a request for vCPUs cannot be right.
@@ -154,6 +156,7 @@ mod tests {
             cpus: 1,
             memory_bytes: 64 << 20,
             lent_bytes: 32 << 20,
+            merge_tables: false,
         }
     }
 

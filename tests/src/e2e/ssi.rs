@@ -19,6 +19,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: |context| verified(context, &TWO, CLOUD),
     },
     Scenario {
+        name: "ssi_merged_tables",
+        about: "the same with page tables of the kernel that both hosts write at once",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| verified(context, &MERGED, CLOUD),
+    },
+    Scenario {
         name: "ssi_kernel_6_12",
         about: "the same with Linux 6.12 as the guest's kernel",
         needs_product: true,
@@ -57,6 +64,8 @@ struct Layout {
     third: Option<[&'static str; 2]>,
     /// Litmus tests that run with so many CPUs.
     tests: usize,
+    /// Other flags of the guest.
+    more: &'static [&'static str],
 }
 
 const TWO: Layout = Layout {
@@ -64,6 +73,11 @@ const TWO: Layout = Layout {
     second: ["1", "10.77.0.2:7700,cpus=1"],
     third: None,
     tests: 8,
+    more: &[],
+};
+const MERGED: Layout = Layout {
+    more: &["--merge-tables", "on"],
+    ..TWO
 };
 const THREE: Layout = Layout {
     cpus: 3,
@@ -76,6 +90,7 @@ const FOUR: Layout = Layout {
     second: ["2", "10.77.0.2:7700,cpus=2"],
     third: None,
     tests: 12,
+    more: &[],
 };
 
 const CLOUD: &str = "cloud-vmlinuz";
@@ -100,6 +115,7 @@ fn run(
     };
     guest.cmdline.insert_str(0, &format!("{PARAMETERS} "));
     guest.more.extend(["--node", node]);
+    guest.more.extend(layout.more);
     let third = match layout.third {
         Some([cpus, node]) => {
             guest.more.extend(["--node", node]);

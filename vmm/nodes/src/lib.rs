@@ -19,7 +19,7 @@ mod stream;
 pub use codec::{
     FRAME_BYTES_MAX, Malformed, REPORT_BYTES_MAX, TEXT_BYTES_MAX, VCPU_STATE_BYTES_MAX,
 };
-pub use link::{Link, LinkConfig, VmId};
+pub use link::{Barrier, Link, LinkConfig, VmId};
 pub use message::{Access, CpuidEntry, Data, End, Message, NodeNumber, Space, Start};
 pub use receiver::{LinkError, Receiver};
 pub use stream::Stream;

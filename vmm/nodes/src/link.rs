@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,6 +17,13 @@ use crate::stream::Stream;
 
 /// Names a VM, so that nodes of different ones do not talk to each other.
 pub type VmId = [u8; 16];
+
+/// What a thread waits for before a vCPU acts on another node other than through the guest's memory:
+/// until other nodes see what the vCPU stored before.
+pub trait Barrier: std::fmt::Debug + Send + Sync {
+    /// Waits.
+    fn wait(&self);
+}
 
 /// What a link is made with.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +61,7 @@ pub struct Link {
     inboxes: Box<[Inbox]>,
     calls: Calls,
     closed: AtomicBool,
+    barrier: OnceLock<Arc<dyn Barrier>>,
 }
 
 impl Link {
@@ -76,6 +84,7 @@ impl Link {
             inboxes: (0..CPUS_MAX).map(|_| Inbox::default()).collect(),
             calls: Calls::default(),
             closed: AtomicBool::new(false),
+            barrier: OnceLock::new(),
         });
         // Before anything else: from now on any thread may send.
         link.send(&Message::Hello {
@@ -98,8 +107,25 @@ impl Link {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From now on, what vCPUs cause waits for `barrier`. The first one stays.
+    pub fn set_barrier(&self, barrier: Arc<dyn Barrier>) {
+        let _ = self.barrier.set(barrier);
+    }
+
+    fn wait_for_barrier(&self) {
+        if let Some(barrier) = self.barrier.get() {
+            barrier.wait();
+        }
+    }
+
     /// Sends a message.
     pub fn send(&self, message: &Message) {
+        if matches!(
+            message,
+            Message::EndOfInterrupt { .. } | Message::Vcpu { .. }
+        ) {
+            self.wait_for_barrier();
+        }
         let mut queue = self.lock();
         self.send_locked(&mut queue, message);
     }
@@ -161,6 +187,7 @@ impl Link {
     /// Sends an event to a vCPU of the peer. While the peer does not read, events are merged as its
     /// local APIC would merge them.
     pub fn post(&self, cpu: u8, event: Event) {
+        self.wait_for_barrier();
         let mut queue = self.lock();
         if queue.bytes.is_empty() {
             self.send_locked(&mut queue, &Message::Event { cpu, event });
@@ -201,6 +228,7 @@ impl Link {
     /// Sends the message that `with` makes of the name of a call, and waits for its answer; `None`
     /// when the link ends before.
     pub fn call(&self, with: impl FnOnce(u32) -> Message) -> Option<Data> {
+        self.wait_for_barrier();
         self.calls.call(|call| self.send(&with(call)))
     }
 

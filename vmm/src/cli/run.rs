@@ -290,6 +290,16 @@ pub(super) struct RunArgs {
     )]
     sandbox: Switch,
 
+    /// Let nodes write page tables of the guest's kernel at the same time. Hidden: an experiment
+    #[arg(
+        long,
+        value_name = "on|off",
+        value_parser = words::<Switch>(),
+        default_value = "off",
+        hide = true
+    )]
+    merge_tables: Switch,
+
     /// Write a report in JSON at the end
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     report: Option<PathBuf>,
@@ -373,6 +383,7 @@ impl RunArgs {
             insecure: self.insecure,
             metrics: self.metrics,
             sandbox: self.sandbox,
+            merge_tables: self.merge_tables,
             report: self.report,
             end_with_fd: self.end_with_fd,
         }

@@ -6,11 +6,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memory_fabric::compute::{Listeners, Membership, SharedGuest, SharingError, VmSecret};
+use memory_fabric::compute::{
+    Listeners, Membership, SharedGuest, SharingError, TableFences, VmSecret,
+};
 use memory_fabric::guest_memory::GuestMemory;
 use vm_memory::GuestAddress;
 
-use crate::machine::{ClockDifference, MachineError, NodesConfig, measure_clock, serve_clock};
+use crate::machine::{
+    Barrier, ClockDifference, MachineError, NodesConfig, measure_clock, serve_clock,
+};
 
 /// A node that is silent for so long is lost.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -67,6 +71,16 @@ pub struct Joined {
     pub clock: Option<ClockDifference>,
 }
 
+/// Changes of merged page tables reach all nodes before a vCPU acts on one.
+#[derive(Debug)]
+struct Tables(Arc<TableFences>);
+
+impl Barrier for Tables {
+    fn wait(&self) {
+        self.0.wait();
+    }
+}
+
 impl Joined {
     /// Connects to the other nodes, shares `memory` with them, and compares the clocks.
     ///
@@ -90,6 +104,7 @@ impl Joined {
             connections: Vec::new(),
             silence_max: SILENCE_MAX,
             observer: None,
+            barrier: Some(Arc::new(Tables(Arc::clone(shared.fences())))),
             begin_on_primary: false,
         };
         for (node, stream) in streams {

@@ -86,13 +86,20 @@ fn run() -> Result<()> {
     let span = usize::try_from(span).context("guest memory")?;
     let memory = GuestMemory::new(span).context("cannot create guest memory")?;
     let memory = Arc::new(memory);
-    let ComputeRequest { me, vm, secret, .. } = request;
+    let ComputeRequest {
+        me,
+        vm,
+        secret,
+        merge_tables,
+        ..
+    } = request;
     let membership = Membership {
         me,
         vm,
         secret,
         table,
         ranges: byte_ranges(&ranges),
+        merge_tables,
     };
     let on_failure = Arc::clone(&ends);
     let failed = move |error: memory_fabric::compute::SharingError| on_failure.fail(error.reason);
@@ -119,7 +126,8 @@ fn run() -> Result<()> {
     let outcome = secondary.run(guest);
     let stats = joined.shared.stats();
     let (faults, pages) = (stats.faults.get(), stats.from_member.get());
-    tracing::debug!(faults, pages, "memory shared");
+    let (tables, changes) = (stats.merged_tables.get(), stats.table_changes.get());
+    tracing::debug!(faults, pages, tables, changes, "memory shared");
     // Others have what they need of it, or are lost. Threads may wait for it for ever.
     std::mem::forget(joined.shared);
     let outcome = outcome?;

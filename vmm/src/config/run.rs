@@ -150,6 +150,8 @@ pub struct RunConfig {
     pub metrics: Option<SocketAddr>,
     /// Whether its process is restricted to what it needs.
     pub sandbox: bool,
+    /// Whether nodes merge page tables of the guest's kernel.
+    pub merge_tables: bool,
     /// The file for the report.
     pub report: Option<PathBuf>,
     /// The pipe with whose end the run ends.
@@ -261,6 +263,7 @@ impl RunSettings {
             insecure: self.insecure,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             sandbox: self.sandbox == Switch::On,
+            merge_tables: self.merge_tables == Switch::On,
             report: self.report.clone(),
             end_with_fd: self.end_with_fd,
         })

@@ -135,6 +135,9 @@ pub struct RunSettings {
     /// Restrict the VM's process to what it needs
     #[serde(with = "choice")]
     pub sandbox: Switch,
+    /// Let nodes write page tables of the kernel at the same time: on or off
+    #[serde(with = "choice")]
+    pub merge_tables: Switch,
     /// Write a report in JSON at the end
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
@@ -185,6 +188,7 @@ impl Default for RunSettings {
             insecure: false,
             metrics: None,
             sandbox: Switch::On,
+            merge_tables: Switch::Off,
             report: None,
             end_with_fd: None,
         }

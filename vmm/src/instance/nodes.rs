@@ -72,6 +72,7 @@ impl OtherNodes {
         let listeners = listeners.map_err(RunError::host("listen"))?;
         let ports = listeners.ports().map_err(RunError::host("listen"))?;
         let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let merge_tables = config.merge_tables;
         let mut table = vec![member(here, ports, config.local_memory.bytes())];
         let mut lent = Vec::new();
         for (me, node) in (1..).zip(nodes.iter()) {
@@ -84,6 +85,7 @@ impl OtherNodes {
                 cpus: node.cpus,
                 memory_bytes: config.memory.bytes(),
                 lent_bytes: node.memory.bytes(),
+                merge_tables,
             };
             let asked = LentCpus::ask(node.address, &request);
             let (cpus, member) = asked.map_err(|error| unavailable(&nodes, me, error))?;
@@ -101,6 +103,7 @@ impl OtherNodes {
             secret,
             table,
             ranges: byte_ranges(&guest_memory_ranges(config.memory.bytes())),
+            merge_tables,
         };
         let lost = Arc::new(OnceLock::new());
         let failed = {

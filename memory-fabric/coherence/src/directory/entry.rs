@@ -163,6 +163,11 @@ impl Entry {
         self.requester().is_none() && self.head == NO_SLOT
     }
 
+    /// Whether requests wait for the page.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.head != NO_SLOT
+    }
+
     /// All who have a copy.
     pub(super) fn holders(&self) -> MemberSet {
         match self.copies {

@@ -40,6 +40,26 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
         Ok(())
     }
 
+    /// Takes the gets out of the waiting requests.
+    pub(super) fn take_gets(&mut self, entry: &mut Entry) -> Vec<Member> {
+        let mut gets = Vec::new();
+        let mut list = List {
+            head: entry.head,
+            tail: entry.tail,
+        };
+        let mut others = List::EMPTY;
+        while let Some(request) = self.waiting.pop(&mut list) {
+            if matches!(request.kind, Kind::Get { .. }) {
+                self.waiting.close(request.from);
+                gets.push(request.from);
+            } else {
+                self.waiting.push(&mut others, request);
+            }
+        }
+        (entry.head, entry.tail) = (others.head, others.tail);
+        gets
+    }
+
     fn serve(&mut self, entry: &mut Entry, request: Request) -> Result<(), Offence> {
         let Request { from, page, kind } = request;
         match kind {

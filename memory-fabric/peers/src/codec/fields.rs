@@ -1,5 +1,6 @@
 //! The fields of messages, with every value checked.
 
+use fabric_coherence::merge::{ENTRIES, Entries, tables};
 use fabric_coherence::message::{Behind, HOLD_MAX, Left, PageAt, Right, Source, Want};
 use fabric_coherence::{BlockIndex, Member, MemberSet, Number};
 use fabric_homes::BLOCK_PAGES;
@@ -59,6 +60,14 @@ impl Writer {
 
     pub(super) fn members(&mut self, members: MemberSet) -> &mut Self {
         self.bytes(&members.bits().to_le_bytes())
+    }
+
+    /// A bit for each entry of a table, the first one in the lowest bit.
+    pub(super) fn entries(&mut self, entries: Entries) -> &mut Self {
+        for word in entries.0 {
+            self.bytes(&word.to_le_bytes());
+        }
+        self
     }
 
     /// Up to two flags in a byte, the first one in its lowest bit.
@@ -252,6 +261,18 @@ impl<'a> Reader<'a> {
                 limit: 2,
             }),
         }
+    }
+
+    pub(super) fn entries(&mut self) -> Entries {
+        let mut words = [0; ENTRIES / 64];
+        for word in &mut words {
+            *word = u64::from_le_bytes(self.take());
+        }
+        Entries(words)
+    }
+
+    pub(super) fn level(&mut self) -> Result<u8, DecodeError> {
+        self.byte("level", tables::ROOT)
     }
 
     pub(super) fn hold(&mut self) -> Result<u8, DecodeError> {

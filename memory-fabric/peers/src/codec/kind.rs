@@ -1,6 +1,7 @@
 //! The kinds of messages: one byte in the header of a frame.
 
 use fabric_coherence::Message;
+use fabric_coherence::merge::MergeMessage;
 
 use super::{BEFORE_TABLE, DecodeError, TABLE};
 use crate::message::{HomeMessage, PeerLane, PeerMessage};
@@ -62,6 +63,14 @@ kinds! {
     HomeBytes = 33, 4;
     HomeWrite = 34, 12;
     HomeWritten = 35, 13;
+    MergeCopy = 48, 5;
+    MergeChange = 49, 68;
+    MergeChanged = 50, 69;
+    MergeApplied = 51, 4;
+    MergeSettled = 52, 4;
+    MergeRecall = 53, 4;
+    MergeRecalled = 54, 68;
+    MergeDemoted = 55, 4;
 }
 
 impl Kind {
@@ -94,6 +103,16 @@ impl Kind {
                 HomeMessage::Write { .. } => Self::HomeWrite,
                 HomeMessage::Written { .. } => Self::HomeWritten,
             },
+            PeerMessage::Merge(message) => match message {
+                MergeMessage::Copy { .. } => Self::MergeCopy,
+                MergeMessage::Change { .. } => Self::MergeChange,
+                MergeMessage::Changed { .. } => Self::MergeChanged,
+                MergeMessage::Applied { .. } => Self::MergeApplied,
+                MergeMessage::Settled { .. } => Self::MergeSettled,
+                MergeMessage::Recall { .. } => Self::MergeRecall,
+                MergeMessage::Recalled { .. } => Self::MergeRecalled,
+                MergeMessage::Demoted { .. } => Self::MergeDemoted,
+            },
         }
     }
 
@@ -117,7 +136,15 @@ impl Kind {
             | Self::Invalidate
             | Self::Fetch
             | Self::Split => PeerLane::Requests,
-            Self::Data => PeerLane::Data,
+            Self::Data
+            | Self::MergeCopy
+            | Self::MergeChange
+            | Self::MergeChanged
+            | Self::MergeApplied
+            | Self::MergeSettled
+            | Self::MergeRecall
+            | Self::MergeRecalled
+            | Self::MergeDemoted => PeerLane::Data,
             Self::HomeRead | Self::HomeBytes | Self::HomeWrite | Self::HomeWritten => {
                 PeerLane::Bulk
             }
@@ -127,7 +154,16 @@ impl Kind {
     /// Whether a page travels beside messages of this kind; the same as [`PeerMessage::has_page`].
     #[must_use]
     pub const fn has_page(self) -> bool {
-        matches!(self, Self::Data | Self::HomeBytes | Self::HomeWrite)
+        matches!(
+            self,
+            Self::Data
+                | Self::HomeBytes
+                | Self::HomeWrite
+                | Self::MergeCopy
+                | Self::MergeChange
+                | Self::MergeChanged
+                | Self::MergeRecalled
+        )
     }
 
     /// Compares the length of a payload with those that the kind can have.

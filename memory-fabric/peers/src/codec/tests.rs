@@ -1,3 +1,4 @@
+use fabric_coherence::merge::{Entries, MergeMessage};
 use fabric_coherence::message::{BlockIndex, HOLD_MAX, Left, Right, Source, Want};
 use fabric_coherence::{Member, MemberSet};
 use proptest::prelude::*;
@@ -154,11 +155,30 @@ fn of_home() -> impl Strategy<Value = HomeMessage> {
     ]
 }
 
+fn of_merge() -> impl Strategy<Value = MergeMessage> {
+    let entries = || any::<[u64; 8]>().prop_map(Entries);
+    prop_oneof![
+        (page(), 1..=4_u8).prop_map(|(page, level)| MergeMessage::Copy { page, level }),
+        (page(), entries()).prop_map(|(page, entries)| MergeMessage::Change { page, entries }),
+        (page(), entries(), member()).prop_map(|(page, entries, origin)| MergeMessage::Changed {
+            page,
+            entries,
+            origin
+        }),
+        page().prop_map(|page| MergeMessage::Applied { page }),
+        page().prop_map(|page| MergeMessage::Settled { page }),
+        page().prop_map(|page| MergeMessage::Recall { page }),
+        (page(), entries()).prop_map(|(page, entries)| MergeMessage::Recalled { page, entries }),
+        page().prop_map(|page| MergeMessage::Demoted { page }),
+    ]
+}
+
 fn any_message() -> impl Strategy<Value = PeerMessage> {
     prop_oneof![
         of_node().prop_map(PeerMessage::Coherence),
         of_directory().prop_map(PeerMessage::Coherence),
         of_home().prop_map(PeerMessage::Home),
+        of_merge().prop_map(PeerMessage::Merge),
     ]
 }
 

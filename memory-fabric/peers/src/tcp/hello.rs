@@ -10,7 +10,7 @@ const MAGIC: [u8; 4] = *b"SVPC";
 
 /// The version of the frames between compute nodes. Others are refused: all compute nodes of a VM
 /// run the same program. It is not the version of the frames to donors, which outlive programs.
-pub const PEER_VERSION: u16 = 1;
+pub const PEER_VERSION: u16 = 2;
 
 /// Bytes of a prefix, which are the same in all versions.
 pub(super) const PREFIX_BYTES: usize = 8;

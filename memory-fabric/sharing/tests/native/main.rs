@@ -10,3 +10,4 @@ mod network;
 mod processes;
 mod programs;
 mod puts;
+mod tables;

@@ -27,7 +27,7 @@ use ssi_hv_irqchip::{Event, Routing};
 use ssi_hv_nodes::place::{NotOwner, Place, Step, steps};
 use ssi_hv_nodes::{Link, LinkConfig, Message, NodeNumber, Receiver, Stream, VmId};
 
-pub use ssi_hv_nodes::REPORT_BYTES_MAX;
+pub use ssi_hv_nodes::{Barrier, REPORT_BYTES_MAX};
 
 use crate::error::MachineError;
 use crate::lifecycle::control::Follower;
@@ -57,6 +57,8 @@ pub struct NodesConfig {
     pub silence_max: Duration,
     /// On the primary: takes what the other nodes report.
     pub observer: Option<Arc<dyn Observer>>,
+    /// What vCPUs wait for before they act on other nodes.
+    pub barrier: Option<Arc<dyn Barrier>>,
 }
 
 /// Takes the reports of other nodes, on the threads that deliver interrupts: it only keeps them.
@@ -273,7 +275,13 @@ fn connect(
         peer,
         silence_max: config.silence_max,
     };
-    Link::new(link, stream).map_err(MachineError::host("prepare a connection to another node"))
+    let connected = Link::new(link, stream);
+    let connected =
+        connected.map_err(MachineError::host("prepare a connection to another node"))?;
+    if let Some(barrier) = &config.barrier {
+        connected.0.set_barrier(Arc::clone(barrier));
+    }
+    Ok(connected)
 }
 
 impl Connections {

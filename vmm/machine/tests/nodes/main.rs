@@ -52,6 +52,7 @@ fn nodes_config(me: u8, peer: u8, owners: &[u8], stream: UnixStream) -> NodesCon
         connections: vec![(peer, Box::new(stream))],
         silence_max: SILENCE_MAX,
         observer: None,
+        barrier: None,
         begin_on_primary: false,
     }
 }

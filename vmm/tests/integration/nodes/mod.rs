@@ -56,6 +56,7 @@ fn run_in_two_processes(
         cpus: 1,
         memory_bytes: MEMORY_BYTES,
         lent_bytes: MEMORY_BYTES / 2,
+        merge_tables: false,
     };
     let program = Path::new(env!("CARGO_BIN_EXE_ssi-hv"));
     let mut process = VmProcess::start(program, &request, HERE).unwrap();
@@ -71,6 +72,7 @@ fn run_in_two_processes(
         secret,
         table,
         ranges: byte_ranges(&guest_memory_ranges(MEMORY_BYTES)),
+        merge_tables: false,
     };
     let memory = Arc::new(GuestMemory::new(usize::try_from(MEMORY_BYTES).unwrap()).unwrap());
     let failed = |error| {

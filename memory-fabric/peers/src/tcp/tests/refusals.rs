@@ -110,7 +110,7 @@ fn another_version_is_refused_with_both_versions() {
     connect(&stream, &credentials(), member(1)).expect("the peer itself");
     let peers = node.join().expect("no panic").expect("connected");
     let refused = peers.refused.clone().expect("a refusal");
-    let text = "this node speaks version 1 of the peer protocol, the other version 200";
+    let text = "this node speaks version 2 of the peer protocol, the other version 200";
     assert!(refused.ends_with(text), "{refused}");
 }
 
