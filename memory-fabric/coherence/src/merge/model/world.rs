@@ -45,6 +45,9 @@ pub(super) enum Other {
     Data(PageIndex, [u64; W]),
 }
 
+/// A message about merged tables, and the values beside it.
+type Merged = (MergeMessage, Option<Values<W>>);
+
 type Frames = BTreeMap<PageIndex, [u64; W]>;
 
 struct View<'a>(&'a mut Frames);
@@ -80,7 +83,7 @@ pub(super) struct Node {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct World {
     pub(super) nodes: Vec<Node>,
-    merges: BTreeMap<(usize, usize), VecDeque<(MergeMessage, Option<Values<W>>)>>,
+    merges: BTreeMap<(usize, usize), VecDeque<Merged>>,
     others: BTreeMap<(usize, usize), VecDeque<Other>>,
     /// Home and owner of each page, as the home knows it.
     pages: BTreeMap<PageIndex, (usize, usize)>,
