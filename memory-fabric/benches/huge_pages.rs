@@ -34,6 +34,7 @@ fn measure(round: u64, huge_pages: bool) {
         donors: Vec::new(),
         replicated: false,
         transport: TransportKind::Tcp,
+        rdma: Default::default(),
         credentials: None,
         checksum: false,
         seal: Sealing::Off,

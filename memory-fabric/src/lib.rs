@@ -67,7 +67,8 @@ pub use fabric_transport::measure::Measured;
 pub mod rdma {
     pub use fabric_transport::rdma::resources::{DeviceUsage, Usage, pinned_bytes};
     pub use fabric_transport::rdma::{
-        DeviceChoice, LaneEnds, LinkLayer, RdmaError, library_file, summaries, usage,
+        DeviceChoice, LaneEnds, LinkLayer, Mtu, RdmaError, Settings, Waiting, library_file,
+        settings, summaries, usage,
     };
 }
 

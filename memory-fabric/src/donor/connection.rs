@@ -7,7 +7,7 @@ use super::{CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
 use crate::stream::Stream;
-use crate::transport::rdma::DeviceChoice;
+use crate::transport::rdma::Settings;
 use crate::wire::{
     AttachRequest, Attached, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
     VM_NAME_BYTES_MAX, WireError,
@@ -24,7 +24,7 @@ pub(super) struct Served {
     pub(super) pool: Arc<Pool>,
     /// How long a connection polls for its next request.
     pub(super) spin: Duration,
-    pub(super) rdma: DeviceChoice,
+    pub(super) rdma: Settings,
     pub(super) rdma_connections: rdma::Connections,
     /// `None` when it lends memory only.
     pub(super) cpus: Option<Arc<dyn CpuLender>>,

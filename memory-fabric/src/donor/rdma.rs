@@ -10,7 +10,7 @@ use crate::transport::rdma::endpoint::Endpoint;
 use crate::transport::rdma::resources::{Quota, Share, Usage};
 use crate::transport::rdma::{
     Access, CompletionQueue, ConnectAnswer, ConnectRequest, Device, DeviceChoice, QueuePair,
-    RdmaError, pair::NOT_READY_RETRIES,
+    RdmaError, Settings,
 };
 use crate::wire::{AttachRequest, Attached, FrameKind, Refusal, TrafficClass};
 use fabric_host::lock;
@@ -110,7 +110,7 @@ impl Drop for Noted<'_> {
 /// Serves a request for an RDMA connection until that ends.
 pub(super) fn serve(
     pool: &Pool,
-    choice: &DeviceChoice,
+    settings: &Settings,
     connections: &Connections,
     place: &dyn Place,
     mut control: ControlStream,
@@ -132,7 +132,7 @@ pub(super) fn serve(
         let text = "RDMA is set up by TCP".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
     }
-    if *choice == DeviceChoice::None {
+    if settings.device == DeviceChoice::None {
         let text = "this node does without RDMA (--rdma-device none)".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
     }
@@ -155,7 +155,7 @@ pub(super) fn serve(
     }
     // A connection that this one replaces has returned its share by now.
     let connected = connections.quota.take().and_then(|share| {
-        let ends = connect(&lease, choice, local.ip(), request, &peer.to_string())?;
+        let ends = connect(&lease, settings, local.ip(), request, &peer.to_string())?;
         Ok(ends.map(|(pair, answer)| (pair, answer, share)))
     });
     let served = match connected {
@@ -197,12 +197,12 @@ pub(super) fn serve(
 /// Creates this end of a connection. Returns `None` when the lease has ended.
 fn connect(
     lease: &Lease,
-    choice: &DeviceChoice,
+    settings: &Settings,
     local: std::net::IpAddr,
     request: &ConnectRequest,
     peer: &str,
 ) -> Result<Option<(QueuePair, ConnectAnswer)>, RdmaError> {
-    let (device, route) = Device::for_peer(choice, local)?;
+    let (device, route) = Device::for_peer(settings, local)?;
     let Some((domain, memory)) = lease.export(&device)? else {
         return Ok(None);
     };
@@ -214,8 +214,8 @@ fn connect(
         TrafficClass::Urgent | TrafficClass::Prefetch | TrafficClass::Probe => Access::RemoteRead,
     };
     let mut pair = QueuePair::new(&domain, &queue, &route, 1, access, peer)?;
-    // This end sends no requests.
-    pair.connect(&request.endpoint, NOT_READY_RETRIES)?;
+    // This end sends no requests, so that nothing is repeated.
+    pair.connect(&request.endpoint, settings.retries)?;
     let answer = ConnectAnswer {
         endpoint: pair.endpoint(),
         memory,

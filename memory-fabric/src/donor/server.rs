@@ -9,7 +9,7 @@ use super::policy::{Accounts, Rule};
 use super::pool::Pool;
 use super::rdma::{self, RdmaConnection};
 use crate::transport::rdma::resources::Usage;
-use crate::transport::rdma::{DeviceChoice, RdmaError};
+use crate::transport::rdma::{DeviceChoice, RdmaError, Settings};
 use crate::transport::udp::Fingerprint;
 use accept::{accept, listen_on_udp};
 use fabric_identity::{Holder, ReloadError, SharedCredentials};
@@ -48,6 +48,16 @@ pub struct DonorConfig {
     pub credentials: Option<Arc<SharedCredentials>>,
     /// Who may use it, and how much. `None` allows every member of the cluster everything.
     pub allow: Option<Vec<Rule>>,
+}
+
+/// How a donor uses RDMA.
+#[derive(Clone, Debug, Default)]
+pub struct RdmaUse {
+    /// Limit of connections. Each needs a queue pair of the device, and a VM has one for each class
+    /// of traffic over RDMA.
+    pub connections_max: Option<u32>,
+    /// What is set of connections; the device is that of [`DonorConfig::rdma`].
+    pub settings: Settings,
 }
 
 /// Why a donor cannot start.
@@ -106,30 +116,17 @@ impl Donor {
     ///
     /// See [`DonorError`].
     pub fn start(config: &DonorConfig) -> Result<Self, DonorError> {
-        Self::limited(config, None)
+        Self::lending_cpus(config, RdmaUse::default(), None)
     }
 
-    /// Like [`start`](Self::start), optionally with a limit of RDMA connections. Each needs a queue
-    /// pair of the device, and a VM has one for each class of traffic over RDMA.
-    ///
-    /// # Errors
-    ///
-    /// See [`DonorError`].
-    pub fn limited(
-        config: &DonorConfig,
-        rdma_connections_max: Option<u32>,
-    ) -> Result<Self, DonorError> {
-        Self::lending_cpus(config, rdma_connections_max, None)
-    }
-
-    /// Like [`limited`](Self::limited), and lends vCPUs as well, if there are some.
+    /// Like [`start`](Self::start), and lends vCPUs as well, if there are some.
     ///
     /// # Errors
     ///
     /// See [`DonorError`].
     pub fn lending_cpus(
         config: &DonorConfig,
-        rdma_connections_max: Option<u32>,
+        rdma: RdmaUse,
         cpus: Option<Arc<dyn CpuLender>>,
     ) -> Result<Self, DonorError> {
         config.rdma.check().map_err(DonorError::Rdma)?;
@@ -149,8 +146,11 @@ impl Donor {
                 config.allow.clone().map(Accounts::new),
             )),
             spin: config.spin,
-            rdma: config.rdma.clone(),
-            rdma_connections: rdma::Connections::new(rdma_connections_max),
+            rdma: Settings {
+                device: config.rdma.clone(),
+                ..rdma.settings
+            },
+            rdma_connections: rdma::Connections::new(rdma.connections_max),
             cpus,
         };
         let credentials = config.credentials.clone();

@@ -6,6 +6,7 @@ use crate::donor::pool::LeaseError;
 use crate::homes::{LocalUse, NodeIds, NodeIdsError, PlanError};
 use crate::link::rdma::RdmaLinkError;
 use crate::page::{PAGES_MAX, PageRange};
+use crate::transport::rdma::Settings;
 use crate::transport::udp::Fingerprint;
 use crate::transport::{Compression, TransportKind};
 use crate::uffd::UffdError;
@@ -53,6 +54,8 @@ pub struct FabricConfig {
     pub replicated: bool,
     /// How pages travel.
     pub transport: TransportKind,
+    /// What is set of RDMA connections.
+    pub rdma: Arc<Settings>,
     /// What this node shows donors. With it, every connection is under TLS to the donor with the name
     /// that was given.
     pub credentials: Option<Arc<SharedCredentials>>,

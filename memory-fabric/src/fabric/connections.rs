@@ -118,11 +118,12 @@ impl Connections {
         lent_by: &mut LentBy,
     ) -> Result<(), FabricError> {
         let Attached {
-            rdma_config,
+            mut rdma_config,
             carrier,
             stats: link_stats,
             ports,
         } = attached;
+        rdma_config.settings = Arc::clone(&config.rdma);
         let found = calibrate(config, &rdma_config)?;
         let mut refusal = found.refusal.as_ref().map(|error| describe(error));
         self.note_refusal(found.refusal);

@@ -193,6 +193,7 @@ impl Leased {
             token: self.grant.token,
             bytes: self.grant.bytes,
             carrier: self.config.carrier.clone(),
+            settings: Arc::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::stream::Carrier;
 use crate::transport::PageTransport;
 pub use crate::transport::rdma::port::{LanePort, RdmaStats};
 use crate::transport::rdma::port::{LaneRequest, LaneSender};
-use crate::transport::rdma::{RdmaError, RdmaTransport};
+use crate::transport::rdma::{RdmaError, RdmaTransport, Settings};
 use crate::transport::tcp::TcpTransport;
 use crate::wire::{Ends, Token, TrafficClass};
 pub use connect::Reader;
@@ -104,6 +104,8 @@ pub struct RdmaLinkConfig {
     pub bytes: u64,
     /// What the donor's other connections are made of. RDMA is set up over TCP alone.
     pub carrier: Carrier,
+    /// What is set of the connections.
+    pub settings: Arc<Settings>,
 }
 
 /// The RDMA connections to one donor. Dropping it ends them.
@@ -226,6 +228,7 @@ mod tests {
             .expect("a free port");
         let config = RdmaLinkConfig {
             carrier: Carrier::Tcp,
+            settings: Arc::default(),
             ends: Ends {
                 local: NodeId(0).into(),
                 donor: NodeId(1),

@@ -127,6 +127,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
             .collect(),
         replicated: false,
         transport: TransportKind::Tcp,
+        rdma: Arc::default(),
         credentials: None,
         checksum: false,
         seal: Sealing::Off,

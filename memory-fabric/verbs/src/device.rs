@@ -15,6 +15,7 @@ use super::library::{Library, query_on_demand, verbs};
 use super::memory::ProtectionDomain;
 use super::queue::CompletionQueue;
 use super::resources::{Counts, DeviceUsage, Resources};
+use super::settings::Settings;
 use super::{RdmaError, check, failed, on_demand};
 use fabric_host::lock;
 use std::ffi::CStr;
@@ -27,6 +28,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// Limit of entries read from a port's address table: more than adapters have for a host with some
 /// dozens of networks.
 const GIDS_MAX: usize = 256;
+/// Limit of partitions read from a port's table: as many as adapters have.
+const PARTITIONS_MAX: u16 = 128;
 
 /// Capabilities of a device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -101,8 +104,8 @@ impl Device {
     }
 
     /// Opens the device that reaches a peer from the address `local`.
-    pub fn for_peer(choice: &DeviceChoice, local: IpAddr) -> Result<(Arc<Self>, Route), RdmaError> {
-        if *choice == DeviceChoice::None {
+    pub fn for_peer(settings: &Settings, local: IpAddr) -> Result<(Arc<Self>, Route), RdmaError> {
+        if settings.device == DeviceChoice::None {
             return Err(RdmaError::NoDevice);
         }
         let devices = Self::open_all()?;
@@ -110,9 +113,13 @@ impl Device {
         for device in &devices {
             ports.extend(device.ports()?);
         }
-        let route = Route::choose(&ports, choice, local)?;
+        let mut route = Route::choose(&ports, settings, local)?;
         let device = devices.into_iter().find(|found| found.name == route.device);
-        Ok((device.ok_or(RdmaError::NoDevice)?, route))
+        let device = device.ok_or(RdmaError::NoDevice)?;
+        if let Some(partition) = settings.partition {
+            route.partition_index = device.partition_index(route.port, partition)?;
+        }
+        Ok((device, route))
     }
 
     /// Returns the device, which is opened if necessary.
@@ -293,6 +300,34 @@ impl Device {
             mtu,
             gids: self.gids(port)?,
         }))
+    }
+
+    /// Returns the index of a partition in the table of a port.
+    fn partition_index(&self, port: u8, wanted: u16) -> Result<u16, RdmaError> {
+        let mut there = Vec::new();
+        for index in 0..PARTITIONS_MAX {
+            let mut key = 0;
+            // SAFETY: the context is open, and the number is ours.
+            let result = unsafe {
+                (verbs().ibv_query_pkey)(self.as_ptr(), port, index.into(), &raw mut key)
+            };
+            // The table ends there.
+            if result != 0 {
+                break;
+            }
+            // Network byte order; entries that are not in use are 0.
+            let key = u16::from_be(key);
+            if key == wanted {
+                return Ok(index);
+            }
+            if key != 0 {
+                there.push(format!("{key:#06x}"));
+            }
+        }
+        Err(RdmaError::Setting {
+            given: format!("partition={wanted:#06x}"),
+            limit: format!("{} port {port} has: {}", self.name, there.join(", ")),
+        })
     }
 
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, RdmaError> {

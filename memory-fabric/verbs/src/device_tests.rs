@@ -33,7 +33,7 @@ fn roce(device: &str, address: &str) -> PortSummary {
 fn choose(ports: &[PortSummary], local: &str) -> Result<Route, RdmaError> {
     Route::choose(
         ports,
-        &DeviceChoice::Automatic,
+        &Settings::default(),
         local.parse().expect("an address"),
     )
 }
@@ -95,7 +95,7 @@ fn infiniband_is_taken_whatever_the_address() {
 fn a_device_that_was_named_is_taken_or_missed_by_name() {
     let ports = [roce("rxe0", "10.0.0.1"), roce("rxe1", "10.77.0.1")];
     let named = |name: &str| {
-        let choice = DeviceChoice::Named(name.to_owned());
+        let choice = DeviceChoice::Named(name.to_owned()).into();
         Route::choose(&ports, &choice, "10.0.0.1".parse().expect("an address"))
     };
     assert_eq!(named("rxe1").expect("with its first address").gid_index, 0);
@@ -107,7 +107,7 @@ fn a_device_that_was_named_is_taken_or_missed_by_name() {
     );
     let none = Route::choose(
         &ports,
-        &DeviceChoice::None,
+        &DeviceChoice::None.into(),
         "10.0.0.1".parse().expect("an address"),
     );
     assert!(matches!(none, Err(RdmaError::NoDevice)));
@@ -127,10 +127,87 @@ fn packet_sizes_are_those_of_verbs() {
 #[test]
 fn a_host_without_devices_or_library_gives_an_error_and_does_not_end_the_process() {
     match Device::for_peer(
-        &DeviceChoice::Automatic,
+        &Settings::default(),
         "127.0.0.1".parse().expect("an address"),
     ) {
         Ok((device, route)) => assert_eq!(device.name(), route.device),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
+}
+
+fn set(ports: &[PortSummary], settings: &Settings) -> Result<Route, String> {
+    let local = "10.77.0.1".parse().expect("an address");
+    Route::choose(ports, settings, local).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_port_and_an_index_that_were_set_are_taken() {
+    let mut second = roce("mlx5_0", "10.77.0.1");
+    second.port = 2;
+    let ports = [
+        roce("rxe0", "10.0.0.1"),
+        roce("mlx5_0", "10.77.0.1"),
+        second,
+    ];
+    let settings = |port, gid_index| Settings {
+        port,
+        gid_index,
+        ..Settings::default()
+    };
+    let route = set(&ports, &settings(Some(2), None)).expect("there");
+    assert_eq!(
+        (route.device.as_str(), route.port, route.gid_index),
+        ("mlx5_0", 2, 2)
+    );
+    // The port is still that of the address, and the entry the one that was set.
+    let route = set(&ports, &settings(None, Some(0))).expect("there");
+    assert_eq!(
+        (route.device.as_str(), route.port, route.gid_index),
+        ("mlx5_0", 1, 0)
+    );
+    assert_eq!(route.gid.to_ip().to_string(), "fe80::1");
+    let text = set(&ports, &settings(Some(3), None)).expect_err("no port 3");
+    assert!(
+        text.contains("port=3") && text.contains("mlx5_0 port 2 active"),
+        "{text}"
+    );
+    let text = set(&ports, &settings(None, Some(9))).expect_err("no index 9");
+    assert!(text.contains("gid-index=9"), "{text}");
+    assert!(text.contains("2 (10.77.0.1, RoCE v2)"), "{text}");
+}
+
+#[test]
+fn an_index_may_have_an_address_that_the_peer_does_not_know() {
+    let ports = [roce("rxe0", "10.0.0.1")];
+    let settings = Settings {
+        gid_index: Some(2),
+        ..Settings::default()
+    };
+    assert_eq!(set(&ports, &settings).expect("there").gid_index, 2);
+    let elsewhere = Settings {
+        device: DeviceChoice::Named("mlx5_0".to_owned()),
+        ..settings
+    };
+    let text = set(&ports, &elsewhere).expect_err("another device");
+    assert!(text.contains("mlx5_0"), "{text}");
+}
+
+#[test]
+fn packets_become_smaller_and_never_larger_than_the_port_allows() {
+    let mut port = roce("rxe0", "10.77.0.1");
+    port.mtu = Mtu::from_bytes(1024).expect("a size of packets");
+    let settings = |bytes| Settings {
+        mtu: Mtu::from_bytes(bytes),
+        service_level: 3,
+        traffic_class: 106,
+        ..Settings::default()
+    };
+    let route = set(std::slice::from_ref(&port), &settings(512)).expect("smaller");
+    assert_eq!(route.mtu.bytes(), 512);
+    assert_eq!((route.service_level, route.traffic_class), (3, 106));
+    let text = set(std::slice::from_ref(&port), &settings(2048)).expect_err("larger");
+    assert!(
+        text.contains("mtu=2048") && text.contains("1024 is the limit"),
+        "{text}"
+    );
 }

@@ -43,6 +43,14 @@ pub enum RdmaError {
         /// The existing ports.
         seen: String,
     },
+    /// A setting does not fit the device.
+    #[error("--rdma {given} does not fit this host: {limit}")]
+    Setting {
+        /// The setting, as it is given.
+        given: String,
+        /// What fits.
+        limit: String,
+    },
     /// A verb failed.
     #[error("{verb} failed on {on}")]
     Verb {

@@ -12,6 +12,7 @@
 //!   connections; `on_demand`: detection of on-demand paging, which avoids pinning;
 //! - [`queue`]: completion queues, and sleeping until a request completes;
 //! - [`pair`]: queue pairs of reliable connections, and their states;
+//! - [`settings`]: what users may set of connections;
 //! - [`endpoint`]: the parameters that two ends exchange;
 //! - [`batch`]: requests that are posted together.
 //!
@@ -42,6 +43,7 @@ pub mod pair;
 pub mod queue;
 pub mod resources;
 pub mod room;
+pub mod settings;
 #[cfg(feature = "libibverbs")]
 pub mod staging;
 

@@ -92,6 +92,8 @@ functions! {
         ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;
         // It fills the part of the structure that older programs have; the rest stays unchanged.
         ibv_query_port(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
+        // The key is in network byte order.
+        ibv_query_pkey(*mut ibv_context, u8, c_int, *mut u16) -> c_int;
         ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
         ibv_dealloc_pd(*mut ibv_pd) -> c_int;
         ibv_reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;

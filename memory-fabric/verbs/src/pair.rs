@@ -2,17 +2,17 @@
 //!
 //! # Retries
 //!
-//! The adapter repeats a request without an answer after [`TIMEOUT_EXPONENT`] (67 ms; the
-//! specification allows adapters up to four times as long), at most [`RETRIES`] times. An outage of
+//! The adapter repeats a request without an answer after [`TIMEOUT_EXPONENT`](super::settings) (67 ms; the
+//! specification allows adapters up to four times as long), at most `RETRIES` times. An outage of
 //! 200 ms thus only costs time, and the failure of a peer is detected after half a second on
 //! SoftRoCE, and after about two seconds on slower adapters. A shorter timeout would repeat
 //! requests to which a busy SoftRoCE peer is only slow to answer. A longer one would increase the
 //! cost of packet loss, since the loss of an answer's last packet is detected by the timeout only.
 //!
 //! READs and WRITEs need no receive requests at the peer, so a peer with pinned memory is never
-//! "not ready": [`NOT_READY_RETRIES`] is for one that nevertheless claims to be, and is finite. A
+//! "not ready": `NOT_READY_RETRIES` is for one that nevertheless claims to be, and is finite. A
 //! peer with on-demand paging reports it while it allocates a page, which takes as long as its
-//! kernel takes: [`NOT_READY_RETRIES_PAGING`] is unlimited, and the lane's own deadline ends the
+//! kernel takes: `NOT_READY_RETRIES_PAGING` is unlimited, and the lane's own deadline ends the
 //! retries.
 
 use super::abi::{
@@ -26,20 +26,12 @@ use super::library::verbs;
 use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
 use super::resources::Share;
+use super::settings::Retries;
 use super::{RdmaError, check, failed};
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// The timeout is 4.096 us times two to the power of this (InfiniBand Architecture Specification,
-/// volume 1, section 9.7.6.1.3): 67 ms.
-pub const TIMEOUT_EXPONENT: u8 = 14;
-/// Retries of a request. The field has three bits; SoftRoCE (`rdma_rxe`) treats 7 as unlimited.
-pub const RETRIES: u8 = 6;
-/// Retries of a request to a peer that is not ready. 7 would be unlimited.
-pub const NOT_READY_RETRIES: u8 = 6;
-/// Retries of a request to a peer that pages on demand: unlimited.
-pub const NOT_READY_RETRIES_PAGING: u8 = 7;
 /// Pause before a retry to a peer that is not ready: code 12 is 0.64 ms.
 const NOT_READY_TIMER: u8 = 12;
 /// Hop limit of packets.
@@ -161,7 +153,7 @@ impl QueuePair {
             _share: share,
         };
         let mut attributes = empty();
-        attributes.pkey_index = 0;
+        attributes.pkey_index = route.partition_index;
         attributes.port_num = route.port;
         attributes.qp_access_flags = access.rights().0;
         let mask = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
@@ -185,8 +177,8 @@ impl QueuePair {
         }
     }
 
-    /// Connects to the peer, which may be not ready this many times for one request.
-    pub fn connect(&mut self, other: &Endpoint, not_ready_retries: u8) -> Result<(), RdmaError> {
+    /// Connects to the peer.
+    pub fn connect(&mut self, other: &Endpoint, retries: Retries) -> Result<(), RdmaError> {
         let mtu = other.check()?.min(self.route.mtu);
         if other.link != self.route.link {
             return Err(RdmaError::Mismatch {
@@ -201,6 +193,7 @@ impl QueuePair {
         attributes.max_dest_rd_atomic = self.reads_answered;
         attributes.min_rnr_timer = NOT_READY_TIMER;
         attributes.ah_attr.port_num = self.route.port;
+        attributes.ah_attr.sl = self.route.service_level;
         match self.route.link {
             LinkLayer::InfiniBand => attributes.ah_attr.dlid = other.lid,
             LinkLayer::Ethernet => {
@@ -208,6 +201,7 @@ impl QueuePair {
                 attributes.ah_attr.grh.dgid = ibv_gid { raw: other.gid.0 };
                 attributes.ah_attr.grh.sgid_index = self.route.gid_index;
                 attributes.ah_attr.grh.hop_limit = HOPS_MAX;
+                attributes.ah_attr.grh.traffic_class = self.route.traffic_class;
             }
         }
         let mask = ibv_qp_attr_mask::IBV_QP_AV
@@ -219,9 +213,9 @@ impl QueuePair {
         self.become_state(PairState::ReadyToReceive, attributes, mask)?;
 
         let mut attributes = empty();
-        attributes.timeout = TIMEOUT_EXPONENT;
-        attributes.retry_cnt = RETRIES;
-        attributes.rnr_retry = not_ready_retries;
+        attributes.timeout = retries.timeout_exponent;
+        attributes.retry_cnt = retries.count;
+        attributes.rnr_retry = retries.not_ready;
         attributes.sq_psn = self.packet_number;
         attributes.max_rd_atomic = self.reads_sent.min(other.reads_answered);
         let mask = ibv_qp_attr_mask::IBV_QP_TIMEOUT

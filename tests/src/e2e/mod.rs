@@ -30,6 +30,7 @@ mod prometheus;
 mod rdma;
 mod rdma_faults;
 mod rdma_removed;
+mod rdma_settings;
 mod reads;
 mod repeat;
 mod runner;

@@ -68,6 +68,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         }],
         replicated: false,
         transport,
+        rdma: Arc::default(),
         credentials: None,
         checksum: false,
         seal: Sealing::Off,

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use fabric_identity::Holder;
 use ssi_hv::config::address::HostPort;
 use ssi_hv::config::allow::Allow;
+use ssi_hv::config::rdma::RdmaArg;
 use ssi_hv::config::{DEFAULT_LEASE_SECONDS, NodeSettings};
 use ssi_hv::size::ByteSize;
 
@@ -84,6 +85,10 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "NAME")]
     rdma_device: Option<String>,
 
+    /// Settings of RDMA connections, KEY=VALUE,...
+    #[arg(long, value_name = "SETTINGS")]
+    rdma: Option<RdmaArg>,
+
     /// Limit of RDMA connections; each uses a queue pair [default: 1024]
     #[arg(long, value_name = "N")]
     rdma_connections: Option<u32>,
@@ -124,6 +129,7 @@ impl NodeArgs {
             cpus: self.cpus,
             lease_seconds: self.lease_seconds,
             rdma_device: self.rdma_device,
+            rdma: self.rdma,
             rdma_connections: self.rdma_connections,
             metrics: self.metrics,
             credentials: self.credentials,

@@ -12,6 +12,7 @@ use ssi_hv::config::file::{self, ConfigFileError};
 use ssi_hv::config::name::VmName;
 use ssi_hv::config::net::NetArg;
 use ssi_hv::config::node_arg::NodeArg;
+use ssi_hv::config::rdma::RdmaArg;
 use ssi_hv::config::vsock::VsockArg;
 use ssi_hv::config::{
     DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,
@@ -192,6 +193,11 @@ pub(super) struct RunArgs {
     )]
     transport: TransportKind,
 
+    /// Settings of RDMA connections, KEY=VALUE,... Hidden: the defaults fit, and docs/cli.md has the
+    /// keys
+    #[arg(long, value_name = "SETTINGS", hide = true)]
+    rdma: Option<RdmaArg>,
+
     /// The guest's view: flat or expose
     #[arg(
         long,
@@ -370,6 +376,7 @@ impl RunArgs {
             nodes: self.nodes,
             cluster: self.cluster,
             transport: self.transport,
+            rdma: self.rdma,
             numa: self.numa,
             huge_pages: self.huge_pages,
             checksum: self.checksum,

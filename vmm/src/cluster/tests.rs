@@ -238,6 +238,7 @@ fn every_key_of_a_place_is_known_and_none_is_a_flag() {
 fn every_flag_of_a_node_is_a_key_of_its_file() {
     let mut node = good().nodes.remove(1).config;
     node.rdma_device = Some("none".into());
+    node.rdma = Some("gid-index=3,mtu=1024".parse().expect("settings"));
     node.rdma_connections = Some(7);
     node.metrics = Some("127.0.0.1:9000".parse().expect("an address"));
     node.credentials = Some("alpha".into());
@@ -250,6 +251,7 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     let words = command_line::arguments(&written);
     for word in [
         "--rdma-connections=7",
+        "--rdma=gid-index=3,mtu=1024",
         "--allow=vm/web,leases=2",
         "--insecure",
         "--memory=512 MiB",

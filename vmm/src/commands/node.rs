@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow};
 use fabric_identity::Role;
 use memory_fabric::compute::CpuLender;
-use memory_fabric::donor::server::{Donor, DonorConfig};
+use memory_fabric::donor::server::{Donor, DonorConfig, RdmaUse};
 use memory_fabric::fabric::SPIN_DEFAULT;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -77,7 +77,11 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         allow: config.allow,
     };
     let cpus = (config.cpus > 0).then(|| Arc::new(CpuHost::new(config.cpus)) as Arc<dyn CpuLender>);
-    let donor = Donor::lending_cpus(&donor_config, config.rdma_connections, cpus)?;
+    let rdma = RdmaUse {
+        connections_max: config.rdma_connections,
+        settings: config.rdma_settings,
+    };
+    let donor = Donor::lending_cpus(&donor_config, rdma, cpus)?;
     let donor = Arc::new(donor);
     let state = NodeState {
         started: Instant::now(),

@@ -16,6 +16,7 @@ pub mod net;
 mod node;
 pub mod node_arg;
 pub mod planned;
+pub mod rdma;
 mod run;
 mod sealing;
 mod settings;

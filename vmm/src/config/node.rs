@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use memory_fabric::donor::policy::Rule;
-use memory_fabric::rdma::DeviceChoice;
+use memory_fabric::rdma::{DeviceChoice, Settings};
 use serde::{Deserialize, Serialize};
 
 use super::CPUS_MAX;
 use super::address::HostPort;
 use super::allow::{Allow, RULES_MAX};
+use super::rdma::RdmaArg;
 use super::validation::{
     ValidationError, check_metrics, check_range, check_size, resolve_permitted,
 };
@@ -43,6 +44,9 @@ pub struct NodeSettings {
     /// RDMA device through which VMs read [default: the one with the address they use]; or none
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_device: Option<String>,
+    /// Settings of RDMA connections, KEY=VALUE,... or a table
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaArg>,
     /// Limit of RDMA connections; each uses a queue pair [default: 1024]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_connections: Option<u32>,
@@ -83,6 +87,8 @@ pub struct NodeConfig {
     pub lease: Duration,
     /// The RDMA device through which VMs read.
     pub rdma: DeviceChoice,
+    /// What else is set of RDMA connections.
+    pub rdma_settings: Settings,
     /// Limit of RDMA connections.
     pub rdma_connections: Option<u32>,
     /// The directory of its certificate.
@@ -120,11 +126,8 @@ impl NodeSettings {
             memory: self.memory,
             cpus: u8::try_from(self.cpus).unwrap_or(CPUS_MAX),
             lease: Duration::from_secs(self.lease_seconds.into()),
-            rdma: match self.rdma_device.as_deref() {
-                None => DeviceChoice::Automatic,
-                Some("none") => DeviceChoice::None,
-                Some(name) => DeviceChoice::Named(name.to_owned()),
-            },
+            rdma: self.checked_device()?,
+            rdma_settings: self.rdma_settings(),
             rdma_connections: self.rdma_connections,
             credentials: self.credentials.clone(),
             allow,
@@ -132,6 +135,23 @@ impl NodeSettings {
             end_with_stdin: self.end_with_stdin,
             report: self.report.clone(),
         })
+    }
+
+    fn rdma_settings(&self) -> Settings {
+        let rdma = self.rdma.as_ref();
+        rdma.map_or_else(Settings::default, |rdma| rdma.settings().clone())
+    }
+
+    fn checked_device(&self) -> Result<DeviceChoice, ValidationError> {
+        let device = self.rdma_settings().device;
+        match (self.rdma_device.as_deref(), device) {
+            (None, device) => Ok(device),
+            (Some(name), DeviceChoice::Named(other)) => {
+                Err(ValidationError::RdmaDeviceTwice(name.to_owned(), other))
+            }
+            (Some("none"), _) => Ok(DeviceChoice::None),
+            (Some(name), _) => Ok(DeviceChoice::Named(name.to_owned())),
+        }
     }
 
     fn checked_rules(&self) -> Result<Option<Vec<Rule>>, ValidationError> {
@@ -162,6 +182,7 @@ mod tests {
             cpus: 0,
             lease_seconds: DEFAULT_LEASE_SECONDS,
             rdma_device: None,
+            rdma: None,
             rdma_connections: None,
             metrics: None,
             credentials: None,
@@ -236,6 +257,16 @@ mod tests {
         assert_eq!(rdma(&node), DeviceChoice::None);
         node.rdma_device = Some("mlx5_0".into());
         assert_eq!(rdma(&node), DeviceChoice::Named("mlx5_0".into()));
+        node.rdma = Some("device=mlx5_1,mtu=1024".parse().expect("settings"));
+        let text = refused(&node);
+        assert!(
+            text.contains("--rdma-device mlx5_0") && text.contains("device=mlx5_1"),
+            "{text}"
+        );
+        node.rdma_device = None;
+        assert_eq!(rdma(&node), DeviceChoice::Named("mlx5_1".into()));
+        let settings = node.parse().expect("valid").rdma_settings;
+        assert_eq!(settings.mtu.map(|mtu| mtu.bytes()), Some(1024));
     }
 
     #[test]

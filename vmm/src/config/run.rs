@@ -8,6 +8,7 @@ use devices::virtio::MEM_BLOCK_BYTES;
 use fabric_identity::Name;
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{Compression, Fingerprint, Sealing, TransportKind, replicated_blocks};
+use memory_fabric::rdma::Settings;
 
 use super::address::{Donor, HostPort};
 use super::choice::{HugePages, Numa, OnReboot, Prefetching, Switch};
@@ -124,6 +125,8 @@ pub struct RunConfig {
     pub nodes: Vec<ComputeNode>,
     /// How pages travel.
     pub transport: TransportKind,
+    /// What is set of RDMA connections.
+    pub rdma: Settings,
     /// What the guest sees of where its memory is.
     pub numa: Numa,
     /// Whether memory with its home here may be in huge pages.
@@ -250,6 +253,7 @@ impl RunSettings {
             replicated: self.replicas == REPLICAS_MAX,
             nodes,
             transport: self.transport,
+            rdma: self.checked_rdma()?,
             numa: self.numa,
             huge_pages: self.huge_pages == HugePages::Auto && is_alone,
             checksum: self.checksum,

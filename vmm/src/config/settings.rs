@@ -12,6 +12,7 @@ use super::disk::DiskArg;
 use super::name::VmName;
 use super::net::NetArg;
 use super::node_arg::NodeArg;
+use super::rdma::RdmaArg;
 use super::vsock::VsockArg;
 use super::{DEFAULT_DONOR_GRACE_SECONDS, DEFAULT_MEMORY};
 use crate::machine::Irqchip;
@@ -98,6 +99,9 @@ pub struct RunSettings {
     /// How pages travel
     #[serde(with = "choice")]
     pub transport: TransportKind,
+    /// RDMA settings, KEY=VALUE,... or a table
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaArg>,
     /// What the guest sees of where its memory is
     #[serde(with = "choice")]
     pub numa: Numa,
@@ -175,6 +179,7 @@ impl Default for RunSettings {
             nodes: Vec::new(),
             cluster: None,
             transport: TransportKind::Auto,
+            rdma: None,
             numa: Numa::Flat,
             huge_pages: HugePages::Auto,
             checksum: false,

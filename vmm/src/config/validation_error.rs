@@ -423,6 +423,14 @@ pub enum ValidationError {
         "--checksum is for pages that travel by TCP or UDP; those that are read by RDMA have the CRC-32 of the adapters; remove --checksum, or use --transport tcp"
     )]
     RdmaWithChecksum,
+    /// Settings of connections that are not made.
+    #[error("--rdma has no effect with --transport {0}; remove one of them")]
+    RdmaUnused(&'static str),
+    /// Two devices.
+    #[error(
+        "--rdma-device {0} and --rdma device={1} both select the RDMA device; remove one of them"
+    )]
+    RdmaDeviceTwice(String, String),
     /// A command that would run repeatedly.
     #[error(
         "--exec runs its command once, and --on-reboot restart would boot its guest again; remove one of them"

@@ -64,6 +64,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
             .collect(),
         replicated: config.replicated,
         transport: config.transport,
+        rdma: Arc::new(config.rdma.clone()),
         credentials: credentials(config)?,
         checksum: config.checksum,
         seal: config.seal,

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use memory_fabric::fabric::PathKind;
 use memory_fabric::link::path::PathStats;
 use memory_fabric::link::rdma::RdmaStats;
-use memory_fabric::rdma::{LaneEnds, LinkLayer};
+use memory_fabric::rdma::{LaneEnds, LinkLayer, Waiting};
 
 use super::links::path_used;
 use super::vm::{BootedVm, Instance};
@@ -77,6 +77,13 @@ fn rdma_ends(ends: &LaneEnds) -> RdmaEnds {
         lid: ends.here.lid,
         donor_lid: ends.there.lid,
         mtu_bytes: ends.mtu_bytes,
+        partition_index: ends.here.partition_index,
+        service_level: ends.here.service_level,
+        traffic_class: ends.here.traffic_class,
+        depth: ends.depth,
+        timeout_exponent: ends.retries.timeout_exponent,
+        retries: ends.retries.count,
+        polls: ends.waiting == Waiting::Poll,
         reads_answered: ends.there.reads_answered,
     }
 }

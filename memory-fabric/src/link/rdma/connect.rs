@@ -5,12 +5,15 @@ use crate::control::{ControlError, ControlStream};
 use crate::page::PageBytes;
 use crate::transport::IN_FLIGHT_MAX;
 use crate::transport::rdma::{
-    ConnectAnswer, ConnectRequest, Device, DeviceChoice, Lane, LaneConfig, RdmaError,
+    ConnectAnswer, ConnectRequest, Device, Lane, LaneConfig, RdmaError, Settings,
 };
 use crate::wire::{FrameKind, RUN_PAGES_MAX, TrafficClass};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Pages of a buffer for prefetching, 2 MiB: twice what the prefetcher has on its way.
+const STAGING_PAGES: usize = 8 * RUN_PAGES_MAX as usize;
 
 /// Connects to the lease by RDMA.
 pub(in crate::link) fn connect(
@@ -22,12 +25,15 @@ pub(in crate::link) fn connect(
     let donor = |source| RdmaLinkError::Donor { address, source };
     let mut control = ControlStream::connect_by(address, &config.carrier).map_err(donor)?;
     let local = control.local().map_err(donor)?;
-    let (device, route) = Device::for_peer(&DeviceChoice::Automatic, local.ip()).map_err(here)?;
+    let (device, route) = Device::for_peer(&config.settings, local.ip()).map_err(here)?;
     let lane = Lane::prepare(&LaneConfig {
         device: Arc::clone(&device),
         route,
-        pages: staging_pages(class),
+        pages: staging_pages(class, &config.settings),
         writes: class == TrafficClass::Bulk,
+        depth: config.settings.depth.map_or(IN_FLIGHT_MAX, usize::from),
+        retries: config.settings.retries,
+        waiting: config.settings.waiting,
         peer: address.to_string(),
     });
     let lane = lane.map_err(here)?;
@@ -53,11 +59,11 @@ pub(in crate::link) fn connect(
 }
 
 /// Pages that may be on their way at once. Runs of pages need neighbouring room.
-fn staging_pages(class: TrafficClass) -> usize {
+fn staging_pages(class: TrafficClass, settings: &Settings) -> usize {
     match class {
         TrafficClass::Urgent | TrafficClass::Bulk => IN_FLIGHT_MAX,
-        // 2 MiB: twice what the prefetcher has on its way.
-        TrafficClass::Prefetch | TrafficClass::Probe => 8 * RUN_PAGES_MAX as usize,
+        TrafficClass::Probe => STAGING_PAGES,
+        TrafficClass::Prefetch => settings.staging_pages.unwrap_or(STAGING_PAGES),
     }
 }
 

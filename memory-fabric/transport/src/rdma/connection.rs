@@ -23,13 +23,13 @@ mod prepare;
 
 use super::port::{LaneEnds, PageLane};
 use super::{LANE_STALL_TIMEOUT, RdmaError};
-use crate::IN_FLIGHT_MAX;
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_verbs::batch::{Batch, Place};
 use fabric_verbs::endpoint::RemoteMemory;
 use fabric_verbs::pair::QueuePair;
 use fabric_verbs::queue::{CompletionQueue, Taken};
 use fabric_verbs::room::Room;
+use fabric_verbs::settings::{Retries, Waiting};
 use fabric_verbs::staging::Staging;
 pub use prepare::{LaneConfig, NewLane};
 use std::collections::VecDeque;
@@ -54,9 +54,9 @@ const FLUSH_BYTES: u32 = 8;
 /// numbers.
 const FLUSH: u64 = 1 << 32;
 
-/// Entries in the queues of a lane that writes: each request may be a WRITE with a flush of its
-/// own. The completion queue has the same size, since each entry completes when the lane fails.
-const WRITING_QUEUE_ENTRIES: usize = 2 * IN_FLIGHT_MAX;
+/// Entries in the queues of a lane that writes, for each request: it may be a WRITE with a flush of
+/// its own. The completion queue has the same size, since each entry completes when the lane fails.
+const ENTRIES_PER_WRITE: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
@@ -99,6 +99,11 @@ pub struct Lane {
     flush_page: Option<usize>,
     /// Posted requests, including flushes.
     outstanding: usize,
+    /// Requests in use, without flushes, and their limit.
+    active: usize,
+    depth: usize,
+    retries: Retries,
+    waiting: Waiting,
     taken: Taken,
     /// Time of the last completion, or of the first request after all had completed.
     progress: Instant,
@@ -128,6 +133,9 @@ impl Lane {
             here: self.pair.route().clone(),
             there,
             mtu_bytes: mtu.bytes(),
+            depth: u16::try_from(self.depth).unwrap_or(u16::MAX),
+            retries: self.retries,
+            waiting: self.waiting,
         })
     }
 
@@ -169,6 +177,7 @@ impl Lane {
             request.state = RequestState::Idle;
             let Request { page, pages, .. } = *request;
             self.outstanding -= 1;
+            self.active -= 1;
             // SAFETY: the READ into these pages has completed, and none is posted before the pages
             // are freed below.
             complete(number, unsafe { self.staging.bytes(page, pages) });
@@ -198,6 +207,7 @@ impl Lane {
             return Err(self.unasked(id));
         }
         self.outstanding -= 1 + count;
+        self.active -= count;
         for number in self.writes.drain(..count) {
             let request = &mut self.requests[usize::from(number)];
             request.state = RequestState::Idle;
@@ -235,9 +245,13 @@ impl Lane {
             request.state == RequestState::Idle,
             "number {number} is in use"
         );
+        if self.active >= self.depth {
+            return false;
+        }
         let Some(page) = self.room.take(pages) else {
             return false;
         };
+        self.active += 1;
         *request = Request { page, pages, state };
         true
     }
@@ -389,6 +403,9 @@ impl PageLane for Lane {
     fn arm(&mut self) -> bool {
         if self.outstanding == 0 || self.failed {
             return true;
+        }
+        if self.waiting == Waiting::Poll {
+            return false;
         }
         // The next poll reports an error.
         let armed = self

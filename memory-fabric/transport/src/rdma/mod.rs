@@ -17,11 +17,12 @@ mod transport;
 
 pub use connection::{Lane, LaneConfig, NewLane};
 pub use fabric_verbs::device::Device;
-pub use fabric_verbs::device::{DeviceChoice, LinkLayer, PortSummary, summaries, usage};
+pub use fabric_verbs::device::{DeviceChoice, LinkLayer, Mtu, PortSummary, summaries, usage};
 pub use fabric_verbs::endpoint::RemoteMemory;
 pub use fabric_verbs::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 pub use fabric_verbs::pair::QueuePair;
 pub use fabric_verbs::queue::CompletionQueue;
+pub use fabric_verbs::settings::{self, Settings, Waiting};
 pub use fabric_verbs::{RdmaError, device, endpoint, library_file, pair, resources};
 pub use messages::{ConnectAnswer, ConnectRequest};
 pub use port::{LaneEnds, PageLane};

@@ -6,6 +6,7 @@ use fabric_host::metrics::Counter;
 use fabric_pages::page::PageBytes;
 use fabric_verbs::device::Route;
 use fabric_verbs::endpoint::Endpoint;
+use fabric_verbs::settings::{Retries, Waiting};
 use fabric_wire::TrafficClass;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -53,6 +54,12 @@ pub struct LaneEnds {
     pub there: Endpoint,
     /// The largest payload of a packet between them, bytes.
     pub mtu_bytes: u16,
+    /// Limit of outstanding requests.
+    pub depth: u16,
+    /// How often requests are repeated.
+    pub retries: Retries,
+    /// How the thread waits.
+    pub waiting: Waiting,
 }
 
 /// Counters of the RDMA connections to one donor.

@@ -8,8 +8,9 @@ use crossbeam_channel::Sender;
 use fabric_host::Mapping;
 use fabric_host::describe;
 use fabric_pages::page::PageBytes;
-use fabric_verbs::device::{Device, DeviceChoice};
+use fabric_verbs::device::Device;
 use fabric_verbs::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
+use fabric_verbs::settings::Settings;
 use fabric_verbs::staging::Staging;
 use fabric_wire::{PROBE_BYTES_MAX, RUN_PAGES_MAX};
 use std::net::IpAddr;
@@ -166,7 +167,7 @@ pub struct Registration {
 ///
 /// Fails when there is no such device, or a registration fails.
 pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>, RdmaError> {
-    let (device, _) = Device::for_peer(&DeviceChoice::Automatic, local)?;
+    let (device, _) = Device::for_peer(&Settings::default(), local)?;
     let domain = ProtectionDomain::new(&device)?;
     let measure = |&bytes: &usize| {
         let memory =
@@ -198,7 +199,7 @@ pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>
 ///
 /// As for [`registrations`].
 pub fn staging_time(local: IpAddr, pages: usize) -> Result<Duration, RdmaError> {
-    let (device, _) = Device::for_peer(&DeviceChoice::Automatic, local)?;
+    let (device, _) = Device::for_peer(&Settings::default(), local)?;
     let domain = ProtectionDomain::new(&device)?;
     let began = Instant::now();
     Staging::new(&domain, pages).map(|_| began.elapsed())

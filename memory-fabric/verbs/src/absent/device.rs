@@ -10,6 +10,7 @@ pub use route::{DeviceChoice, Route};
 
 use crate::RdmaError;
 use crate::resources::DeviceUsage;
+use crate::settings::Settings;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl Device {
     /// # Errors
     ///
     /// Always.
-    pub fn for_peer(_: &DeviceChoice, _: IpAddr) -> Result<(Arc<Self>, Route), RdmaError> {
+    pub fn for_peer(_: &Settings, _: IpAddr) -> Result<(Arc<Self>, Route), RdmaError> {
         Err(RdmaError::LeftOut)
     }
 

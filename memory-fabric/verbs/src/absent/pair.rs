@@ -6,13 +6,9 @@ use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
 use crate::RdmaError;
 use crate::endpoint::Endpoint;
+use crate::settings::Retries;
 use std::convert::Infallible;
 use std::sync::Arc;
-
-/// Retries of a request to a peer that is not ready.
-pub const NOT_READY_RETRIES: u8 = 6;
-/// Retries of a request to a peer that pages on demand.
-pub const NOT_READY_RETRIES_PAGING: u8 = 7;
 
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +66,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// None: there is no queue pair.
-    pub fn connect(&mut self, _: &Endpoint, _: u8) -> Result<(), RdmaError> {
+    pub fn connect(&mut self, _: &Endpoint, _: Retries) -> Result<(), RdmaError> {
         match self.0 {}
     }
 

@@ -3,6 +3,7 @@
 use super::Device;
 use super::port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
 use crate::RdmaError;
+use crate::settings::Settings;
 use std::net::IpAddr;
 
 /// The device to use.
@@ -59,9 +60,108 @@ pub struct Route {
     pub lid: u16,
     /// The largest payload of a packet.
     pub mtu: Mtu,
+    /// Index of the partition in the port's table.
+    pub partition_index: u16,
+    /// The service level.
+    pub service_level: u8,
+    /// The traffic class, on Ethernet.
+    pub traffic_class: u8,
 }
 
 impl Route {
+    /// Selects from `ports` for a peer that is reached from the address `local`, and applies the
+    /// settings of the port and the address; the partition remains the first one.
+    ///
+    /// # Errors
+    ///
+    /// Fails when there is no such port, or a setting does not fit it.
+    pub fn choose(
+        ports: &[PortSummary],
+        settings: &Settings,
+        local: IpAddr,
+    ) -> Result<Self, RdmaError> {
+        let of_number: Vec<_> = ports
+            .iter()
+            .filter(|port| settings.port.is_none_or(|number| number == port.port))
+            .cloned()
+            .collect();
+        if let (Some(number), true, false) = (settings.port, of_number.is_empty(), ports.is_empty())
+        {
+            return Err(RdmaError::Setting {
+                given: format!("port={number}"),
+                limit: format!("there are: {}", shown(ports)),
+            });
+        }
+        let mut route = match settings.gid_index {
+            None => Self::by_address(&of_number, &settings.device, local)?,
+            Some(index) => Self::by_index(&of_number, &settings.device, local, index)?,
+        };
+        if let Some(mtu) = settings.mtu {
+            if mtu > route.mtu {
+                return Err(RdmaError::Setting {
+                    given: format!("mtu={}", mtu.bytes()),
+                    limit: format!(
+                        "{} is the limit of {} port {}; raise the MTU of its network interface",
+                        route.mtu.bytes(),
+                        route.device,
+                        route.port
+                    ),
+                });
+            }
+            route.mtu = mtu;
+        }
+        route.service_level = settings.service_level;
+        route.traffic_class = settings.traffic_class;
+        Ok(route)
+    }
+
+    /// Takes the port that has the address `local`, or the first usable one, and an entry of its
+    /// table.
+    fn by_index(
+        ports: &[PortSummary],
+        choice: &DeviceChoice,
+        local: IpAddr,
+        index: u8,
+    ) -> Result<Self, RdmaError> {
+        let found = Self::by_address(ports, choice, local);
+        let usable = |port: &&PortSummary| {
+            let named = match choice {
+                DeviceChoice::Named(name) => *name == port.device,
+                DeviceChoice::Automatic | DeviceChoice::None => true,
+            };
+            let same = found.as_ref().map_or(true, |route| {
+                (&route.device, route.port) == (&port.device, port.port)
+            });
+            named && same && port.active && port.usable
+        };
+        let Some(port) = ports.iter().find(usable) else {
+            return found;
+        };
+        let mut entries = port.gids.iter();
+        let entry = entries.find(|entry| entry.index == index);
+        let entry = entry.ok_or_else(|| {
+            let there = port.gids.iter().map(|entry| {
+                let kind = match entry.kind {
+                    GidKind::InfiniBand => "InfiniBand",
+                    GidKind::RoceV1 => "RoCE v1",
+                    GidKind::RoceV2 => "RoCE v2",
+                };
+                format!("{} ({}, {kind})", entry.index, entry.gid.to_ip())
+            });
+            let there: Vec<_> = there.collect();
+            RdmaError::Setting {
+                given: format!("gid-index={index}"),
+                limit: format!(
+                    "{} port {} has: {}",
+                    port.device,
+                    port.port,
+                    there.join(", ")
+                ),
+            }
+        })?;
+        Ok(Self::over(port, entry))
+    }
+
     /// Selects from `ports` for a peer that is reached from the address `local`.
     ///
     /// An Ethernet port must have that address, preferably of RoCE version 2. On InfiniBand the
@@ -71,7 +171,7 @@ impl Route {
     /// # Errors
     ///
     /// Fails when there is no such port.
-    pub fn choose(
+    fn by_address(
         ports: &[PortSummary],
         choice: &DeviceChoice,
         local: IpAddr,
@@ -115,12 +215,9 @@ impl Route {
             .or_else(|| ethernet(GidKind::RoceV1, false))
             .or_else(infiniband)
             .or_else(|| named.and_then(|_| ethernet(GidKind::RoceV2, true)))
-            .ok_or_else(|| {
-                let seen: Vec<_> = candidates.iter().map(ToString::to_string).collect();
-                RdmaError::NoRoute {
-                    address: local,
-                    seen: seen.join("; "),
-                }
+            .ok_or_else(|| RdmaError::NoRoute {
+                address: local,
+                seen: shown(candidates.iter().copied()),
             })
     }
 
@@ -133,6 +230,14 @@ impl Route {
             link: port.link,
             lid: port.lid,
             mtu: port.mtu,
+            partition_index: 0,
+            service_level: 0,
+            traffic_class: 0,
         }
     }
+}
+
+fn shown<'a>(ports: impl IntoIterator<Item = &'a PortSummary>) -> String {
+    let ports: Vec<_> = ports.into_iter().map(ToString::to_string).collect();
+    ports.join("; ")
 }

@@ -76,6 +76,20 @@ pub struct RdmaEnds {
     pub donor_lid: u16,
     /// The largest payload of a packet that this port, the donor's port and the settings allow.
     pub mtu_bytes: u16,
+    /// Index of the partition in the table of the port.
+    pub partition_index: u16,
+    /// The service level.
+    pub service_level: u8,
+    /// The traffic class; on Ethernet only.
+    pub traffic_class: u8,
+    /// Limit of outstanding requests.
+    pub depth: u16,
+    /// A request without an answer is repeated after 4.096 us times two to the power of this.
+    pub timeout_exponent: u8,
+    /// How often a request is repeated.
+    pub retries: u8,
+    /// Whether the thread polls for completions without sleeping.
+    pub polls: bool,
     /// READs that the donor's adapter answers at once.
     pub reads_answered: u8,
 }

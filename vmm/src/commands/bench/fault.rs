@@ -205,6 +205,7 @@ pub(super) fn start_fabric(
                 TransportKind::Udp => TransportKind::Udp,
                 _ => TransportKind::Tcp,
             },
+            rdma: Arc::default(),
             credentials: members.map(|members| Arc::clone(&members.vm)),
             checksum: config.checksum,
             seal: Sealing::Off,

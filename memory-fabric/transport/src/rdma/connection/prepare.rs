@@ -2,15 +2,16 @@
 
 use super::super::RdmaError;
 use super::super::messages::ConnectAnswer;
-use super::{Lane, Request, RequestState, WRITING_QUEUE_ENTRIES};
+use super::{ENTRIES_PER_WRITE, Lane, Request, RequestState};
 use crate::IN_FLIGHT_MAX;
 use fabric_verbs::batch::Batch;
 use fabric_verbs::device::{Device, Route};
 use fabric_verbs::endpoint::Endpoint;
 use fabric_verbs::memory::{Access, ProtectionDomain};
-use fabric_verbs::pair::{NOT_READY_RETRIES, NOT_READY_RETRIES_PAGING, QueuePair};
+use fabric_verbs::pair::QueuePair;
 use fabric_verbs::queue::{CompletionQueue, Taken};
 use fabric_verbs::room::Room;
+use fabric_verbs::settings::{NOT_READY_RETRIES_PAGING, Retries, Waiting};
 use fabric_verbs::staging::Staging;
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -28,6 +29,12 @@ pub struct LaneConfig {
     pub pages: usize,
     /// Whether it also writes pages. Flushes need one more page.
     pub writes: bool,
+    /// Limit of outstanding requests, from 1 to [`IN_FLIGHT_MAX`].
+    pub depth: usize,
+    /// How often requests are repeated.
+    pub retries: Retries,
+    /// How the thread that uses the lane waits.
+    pub waiting: Waiting,
     /// Description of the peer, for errors.
     pub peer: String,
 }
@@ -41,6 +48,9 @@ pub struct NewLane {
     pages: usize,
     writes: bool,
     entries: usize,
+    depth: usize,
+    retries: Retries,
+    waiting: Waiting,
 }
 
 impl NewLane {
@@ -56,12 +66,10 @@ impl NewLane {
         answer: &ConnectAnswer,
         session: TcpStream,
     ) -> Result<Lane, RdmaError> {
-        let retries = if answer.memory.pinned {
-            NOT_READY_RETRIES
-        } else {
-            NOT_READY_RETRIES_PAGING
-        };
-        self.pair.connect(&answer.endpoint, retries)?;
+        if !answer.memory.pinned {
+            self.retries.not_ready = NOT_READY_RETRIES_PAGING;
+        }
+        self.pair.connect(&answer.endpoint, self.retries)?;
         let requests = (0..IN_FLIGHT_MAX).map(|_| Request {
             page: 0,
             pages: 0,
@@ -80,6 +88,10 @@ impl NewLane {
             written_end: 0,
             flush_page: self.writes.then_some(self.pages),
             outstanding: 0,
+            active: 0,
+            depth: self.depth,
+            retries: self.retries,
+            waiting: self.waiting,
             taken: Taken::new(),
             progress: Instant::now(),
             revoked: Arc::default(),
@@ -93,10 +105,11 @@ impl Lane {
     /// Creates this end of a lane.
     pub fn prepare(config: &LaneConfig) -> Result<NewLane, RdmaError> {
         let domain = ProtectionDomain::own(&config.device)?;
+        let depth = config.depth.clamp(1, IN_FLIGHT_MAX);
         let (entries, flush_pages) = if config.writes {
-            (WRITING_QUEUE_ENTRIES, 1)
+            (ENTRIES_PER_WRITE * depth, 1)
         } else {
-            (IN_FLIGHT_MAX, 0)
+            (depth, 0)
         };
         let queue = CompletionQueue::with_events(&config.device, entries)?;
         let pair = QueuePair::new(
@@ -114,6 +127,9 @@ impl Lane {
             pages: config.pages,
             writes: config.writes,
             entries,
+            depth,
+            retries: config.retries,
+            waiting: config.waiting,
         })
     }
 }
