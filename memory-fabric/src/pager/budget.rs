@@ -16,8 +16,6 @@ pub(crate) struct Budget {
     /// Pages that the evictor keeps free; it is woken when fewer than half of them are.
     reserve: AtomicU64,
     reserve_min: u64,
-    /// Minimum multiple of the smallest reserve; see [`Policy`](crate::policy::Policy).
-    reserve_factor: AtomicU64,
     used: AtomicU64,
     /// Whether a fault waits for a page to become free.
     waiting: AtomicBool,
@@ -33,7 +31,6 @@ impl Budget {
             cache: limit,
             reserve: AtomicU64::new(reserve),
             reserve_min: reserve,
-            reserve_factor: AtomicU64::new(1),
             used: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
         }
@@ -153,22 +150,8 @@ impl Budget {
         } else {
             now
         };
-        let next = next.clamp(self.reserve_least(), most);
+        let next = next.clamp(self.reserve_min, most);
         self.reserve.store(next, Ordering::Relaxed);
-    }
-
-    /// For the evictor: sets the minimum multiple of the smallest reserve.
-    pub fn set_reserve_factor(&self, factor: u64) {
-        // Relaxed: only the evictor uses it.
-        if self.reserve_factor.swap(factor, Ordering::Relaxed) != factor {
-            let reserve = self.reserve().max(self.reserve_least());
-            self.reserve.store(reserve, Ordering::Relaxed);
-        }
-    }
-
-    fn reserve_least(&self) -> u64 {
-        let factor = self.reserve_factor.load(Ordering::Relaxed);
-        (self.reserve_min * factor).min(self.reserve_max())
     }
 
     fn reserve_max(&self) -> u64 {
@@ -226,31 +209,6 @@ mod tests {
         budget.used.store(0, Ordering::SeqCst);
         budget.shrink(added);
         assert_eq!(budget.reserve(), most);
-    }
-
-    #[test]
-    fn a_slow_link_raises_the_least_reserve() {
-        let budget = Budget::new(64_000);
-        let least = budget.reserve();
-        budget.set_reserve_factor(2);
-        // 1/16 of the budget is the minimum, and 1/8 the maximum.
-        let raised = budget.reserve();
-        assert_eq!(raised, (least * 2).min(64_000 / RESERVE_SHARE_MAX));
-        assert!(raised > least);
-        for _ in 0..100 {
-            budget.adapt_reserve(false, raised);
-        }
-        assert_eq!(budget.reserve(), raised, "it shrinks no further");
-        budget.set_reserve_factor(1);
-        for _ in 0..100 {
-            budget.adapt_reserve(false, raised);
-        }
-        assert_eq!(budget.reserve(), least);
-        for limit in 1..200 {
-            let budget = Budget::new(limit);
-            budget.set_reserve_factor(2);
-            assert!(budget.reserve() <= limit, "{limit}");
-        }
     }
 
     #[test]

@@ -223,6 +223,11 @@ impl Detector {
         self.order(index)
     }
 
+    #[cfg(test)]
+    pub(super) fn window_limit(&self) -> u32 {
+        self.window_limit
+    }
+
     /// Sets the largest window that the links allow. A window at the limit stays at it.
     pub(super) fn limit_windows(&mut self, pages: u32) {
         if self.window_limit != pages {

@@ -62,6 +62,9 @@ struct Dropping {
     unused: bool,
 }
 
+/// The part of the cache on probation while memory is short: 1 / so many, on links of all tiers.
+const PROBATION_SHARE: u64 = 8;
+
 /// The current refill of the reserve.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
@@ -147,7 +150,6 @@ impl Evictor {
         let waited = shared.stats.stalled_for_memory.get();
         match &mut self.filling {
             None if budget.is_low() => {
-                budget.set_reserve_factor(shared.policies.all().reserve_factor);
                 self.filling = Some(Filling {
                     waited_before: waited,
                     least_free: budget.free(),
@@ -230,8 +232,7 @@ impl Evictor {
     /// Returns how many pages should be on probation while memory is short.
     fn probation_wanted(&self) -> u64 {
         let budget = &self.shared.budget;
-        let share = self.shared.policies.all().probation_share;
-        (budget.cache() / share).max(budget.shortfall())
+        (budget.cache() / PROBATION_SHARE).max(budget.shortfall())
     }
 
     /// A page of added memory with its home here needs no eviction: it is left out of the queues.

@@ -79,7 +79,9 @@ pub(super) struct Choice {
     trial: Option<Trial>,
     /// The answers that arrived at once.
     batch: Batch,
-    /// Pages to be answered before the next trial.
+    /// Pages answered before the first trial, which is due when the policy says; `None` afterwards.
+    before_first: Option<u32>,
+    /// Pages to be answered before another trial.
     rest_pages: u32,
     /// Earliest time of the next trial.
     rest_until: Option<Instant>,
@@ -121,7 +123,8 @@ impl Choice {
             block_pages: block_pages(class),
             trial: None,
             batch: Batch::default(),
-            rest_pages: Policy::of(Tier::FastTcp).compression_first_pages,
+            before_first: Some(0),
+            rest_pages: 0,
             rest_until: None,
             rest: REST_MIN,
             path: None,
@@ -131,7 +134,6 @@ impl Choice {
     /// Applies the policy of this link from now on.
     pub(super) fn follow(&mut self, path: Arc<PathStats>) {
         self.path = Some(path);
-        self.rest_pages = self.policy().compression_first_pages;
     }
 
     fn policy(&self) -> Policy {
@@ -186,9 +188,9 @@ impl Choice {
             return false;
         }
         let Some(trial) = &mut self.trial else {
-            self.rest_pages = self.rest_pages.saturating_sub(batch.pages);
-            if self.rest_pages == 0 && self.rest_until.is_none_or(|until| now >= until) {
+            if self.is_due(batch.pages) && self.rest_until.is_none_or(|until| now >= until) {
                 self.trial = Some(Trial::default());
+                self.before_first = None;
             }
             return false;
         };
@@ -209,12 +211,24 @@ impl Choice {
         self.conclude(pays, now)
     }
 
+    /// Counts answered pages; returns whether enough were for the next trial. The first one follows
+    /// the tier of the link, also when that changes meanwhile.
+    fn is_due(&mut self, pages: u32) -> bool {
+        let first = self.policy().compression_first_pages;
+        if let Some(answered) = &mut self.before_first {
+            *answered = answered.saturating_add(pages);
+            return *answered >= first;
+        }
+        self.rest_pages = self.rest_pages.saturating_sub(pages);
+        self.rest_pages == 0
+    }
+
     /// Records that the connection broke: requests that are repeated on another one are not
     /// measured.
     pub(super) fn interrupted(&mut self) {
         self.trial = None;
         self.batch = Batch::default();
-        self.rest_pages = self.policy().compression_first_pages;
+        self.before_first = Some(0);
     }
 
     fn conclude(&mut self, pays: bool, now: Instant) -> bool {

@@ -1,6 +1,8 @@
 //! Tests of the decision on simulated links.
 
 use super::*;
+use crate::PathKind;
+use crate::select::Selection;
 use fabric_pages::page::PAGE_SIZE;
 use std::collections::VecDeque;
 
@@ -383,5 +385,76 @@ fn what_was_set_is_done() {
             assert_eq!(connection.choice.next(1).0, wanted);
         }
         assert_eq!(connection.changes, 0);
+    }
+}
+
+/// Returns a link of this tier.
+fn path_of(tier: Tier) -> Arc<PathStats> {
+    let (selection, us) = match tier {
+        Tier::Rdma => (Selection::RDMA, 50),
+        Tier::FastTcp => (Selection::all(PathKind::Tcp), 150),
+        Tier::Slow => (Selection::all(PathKind::Tcp), 900),
+    };
+    let latency = Duration::from_micros(us);
+    let path = PathStats::new(selection, (PathKind::Tcp, None), None, latency);
+    assert_eq!(path.tier(), tier);
+    Arc::new(path)
+}
+
+fn following(path: &Arc<PathStats>) -> Choice {
+    let mut choice = Choice::new(Compression::Auto, TrafficClass::Urgent);
+    choice.follow(Arc::clone(path));
+    choice
+}
+
+/// Answers pages until the first trial, at most so many; returns how many.
+fn pages_before_a_trial(choice: &mut Choice, most: u32) -> u32 {
+    let now = Instant::now();
+    for pages in 0..most {
+        if choice.trial.is_some() {
+            return pages;
+        }
+        let (_, part) = choice.next(1);
+        choice.answered(part, 1);
+        choice.measured(Duration::from_micros(10), now);
+    }
+    most
+}
+
+#[test]
+fn the_slower_the_tier_the_sooner_compression_is_tried() {
+    for (tier, pages) in [(Tier::Rdma, 1024), (Tier::FastTcp, 256), (Tier::Slow, 64)] {
+        let mut choice = following(&path_of(tier));
+        assert_eq!(pages_before_a_trial(&mut choice, 5000), pages, "{tier:?}");
+    }
+}
+
+#[test]
+fn a_link_that_becomes_slow_is_tried_at_once_and_one_that_becomes_fast_later() {
+    let path = path_of(Tier::FastTcp);
+    let mut choice = following(&path);
+    assert_eq!(pages_before_a_trial(&mut choice, 100), 100, "not yet");
+    path.set_tier(Tier::Slow);
+    assert_eq!(pages_before_a_trial(&mut choice, 100), 1);
+    let path = path_of(Tier::Slow);
+    let mut choice = following(&path);
+    assert_eq!(pages_before_a_trial(&mut choice, 60), 60, "not yet");
+    path.set_tier(Tier::Rdma);
+    assert_eq!(pages_before_a_trial(&mut choice, 5000), 1024 - 60);
+}
+
+#[test]
+fn trials_that_change_nothing_are_repeated_sooner_on_slow_links() {
+    let now = Instant::now();
+    for (tier, seconds) in [(Tier::Rdma, 8), (Tier::FastTcp, 8), (Tier::Slow, 4)] {
+        let path = path_of(tier);
+        let mut choice = following(&path);
+        for _ in 0..10 {
+            choice.conclude(false, now);
+        }
+        assert_eq!(choice.rest, Duration::from_secs(seconds), "{tier:?}");
+        path.set_tier(Tier::Slow);
+        choice.conclude(false, now);
+        assert_eq!(choice.rest, Duration::from_secs(4), "{tier:?}, slow now");
     }
 }

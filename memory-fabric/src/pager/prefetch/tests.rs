@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
+use crate::link::path::{PathStats, Selection};
 use crate::page::PageBytes;
 use crate::pager::mailbox::{EvictorInbox, FaultInbox};
 use crate::pager::testing::{make_remote, shared};
-use crate::transport::{Full, Interest};
+use crate::policy::Tier;
+use crate::transport::{Full, Interest, PathKind};
 use std::fmt;
 use std::sync::Mutex;
 
@@ -250,4 +252,41 @@ fn the_evictor_is_told_that_memory_is_low_also_by_the_last_page_of_an_order() {
     assert_eq!(bench.requests().len(), 1);
     assert!(shared.budget.is_low());
     assert!(bench.evictor.is_notified());
+}
+
+#[test]
+fn the_tier_of_a_link_sets_how_much_is_fetched_ahead_also_when_it_changes() {
+    let latency = std::time::Duration::from_micros(150);
+    let selection = Selection::all(PathKind::Tcp);
+    let path = PathStats::new(selection, (PathKind::Tcp, None), None, latency);
+    let path = Arc::new(path);
+    let first_request = |tier, order_pages: u32| {
+        let mut bench = Bench::new();
+        path.set_tier(tier);
+        bench.shared.policies.join(0, Some(Arc::clone(&path)));
+        let pages = PageRange::new(PageIndex::new(BOOT_PAGES), order_pages);
+        Bench::plug(&bench.shared, 0, 3, pages);
+        bench.prefetcher.begin(order(BOOT_PAGES, 1, order_pages));
+        bench.requests().first().map(|(_, _, pages)| *pages)
+    };
+    assert_eq!(first_request(Tier::Rdma, 128), Some(32));
+    assert_eq!(first_request(Tier::FastTcp, 128), Some(32));
+    assert_eq!(first_request(Tier::Slow, 128), Some(64));
+
+    let bench = Bench::new();
+    let mut observer = FaultObserver::new();
+    path.set_tier(Tier::Rdma);
+    bench.shared.policies.join(0, Some(Arc::clone(&path)));
+    let mut window_at = |tier: Tier, from: u32| {
+        path.set_tier(tier);
+        bench.shared.policies.renew();
+        for page in from..from + 64 {
+            observer.note(1, PageIndex::new(page));
+            observer.guess(&bench.shared);
+        }
+        observer.detector.window_limit()
+    };
+    assert_eq!(window_at(Tier::Rdma, 0), 64);
+    assert_eq!(window_at(Tier::Slow, 64), 256);
+    assert_eq!(window_at(Tier::FastTcp, 128), 128);
 }
