@@ -6,8 +6,8 @@ use std::collections::BinaryHeap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The fault to inject into datagrams of both directions.
@@ -47,6 +47,8 @@ pub struct UdpProxy {
 struct Shared {
     stop: AtomicBool,
     done: AtomicU32,
+    /// What passed, once that is asked for.
+    captured: OnceLock<Arc<Mutex<Vec<u8>>>>,
 }
 
 /// One VM's connection: the socket to the donor, and the VM's address.
@@ -92,6 +94,11 @@ impl UdpProxy {
         };
         std::thread::spawn(move || network.run());
         Self { address, shared }
+    }
+
+    /// Returns all bytes of the datagrams that pass from now on, in either direction.
+    pub fn captured(&self) -> Arc<Mutex<Vec<u8>>> {
+        Arc::clone(self.shared.captured.get_or_init(Arc::default))
     }
 
     /// Returns how many faults were injected.
@@ -178,6 +185,9 @@ impl Network {
     }
 
     fn pass(&mut self, path: usize, to_donor: bool, mut bytes: Vec<u8>) {
+        if let Some(captured) = self.shared.captured.get() {
+            captured.lock().unwrap().extend_from_slice(&bytes);
+        }
         let now = Instant::now();
         let chance = self.random.below(100);
         self.paths[path].passed += 1;

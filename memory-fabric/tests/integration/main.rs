@@ -4,6 +4,7 @@
 //! `scripts/test` runs the tests of each module in a separate process, and those that measure time
 //! alone.
 
+mod capture;
 mod compression;
 mod compression_pays;
 mod conformance;

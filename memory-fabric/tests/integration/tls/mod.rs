@@ -1,6 +1,6 @@
 //! Connections between members of a cluster, and those who are none.
 
-mod cluster;
+pub mod cluster;
 mod policy;
 mod refusals;
 
@@ -15,10 +15,8 @@ use fabric_wire::{Ends, FrameKind, LeaseGrant, LeaseRequest};
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{Compression, FabricConfig, FabricEvent, PathKind, TransportKind};
 use memory_fabric::link::LinkEvent;
-use std::collections::HashSet;
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const GUEST: u64 = 24 * MIB;
@@ -146,89 +144,6 @@ fn auto_with_certificates_takes_udp_with_certificates_where_tcp_does_not_pass() 
         let text = refusal(&config);
         assert!(text.contains("certificate is not accepted"), "{text}");
         assert_eq!(stranger.pool().granted.get(), 0);
-    }
-}
-
-/// Forwards connections, and keeps all bytes that pass in either direction.
-struct Tap {
-    address: SocketAddr,
-    seen: Arc<Mutex<Vec<u8>>>,
-}
-
-impl Tap {
-    fn new(donor: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound");
-        let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
-        let kept = Arc::clone(&seen);
-        // The thread ends with the process.
-        std::thread::spawn(move || {
-            while let Ok((client, _)) = listener.accept() {
-                let server = TcpStream::connect(donor).expect("a donor");
-                for (mut from, mut to) in [
-                    (
-                        client.try_clone().expect("one"),
-                        server.try_clone().expect("one"),
-                    ),
-                    (server, client),
-                ] {
-                    let kept = Arc::clone(&kept);
-                    std::thread::spawn(move || {
-                        let mut bytes = [0; 64 << 10];
-                        while let Ok(count @ 1..) = from.read(&mut bytes) {
-                            kept.lock().unwrap().extend_from_slice(&bytes[..count]);
-                            if to.write_all(&bytes[..count]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
-                }
-            }
-        });
-        Self { address, seen }
-    }
-
-    /// Whether one of these words passed, at any offset.
-    fn has(&self, words: &HashSet<u64>) -> bool {
-        let seen = self.seen.lock().unwrap();
-        // Most offsets have none of the words, whose first two bytes say so.
-        let mut begins = vec![false; 1 << 16];
-        for word in words {
-            begins[low(*word)] = true;
-        }
-        seen.windows(8).any(|window| {
-            let word = u64::from_le_bytes(window.try_into().expect("8 bytes"));
-            begins[low(word)] && words.contains(&word)
-        })
-    }
-}
-
-fn low(word: u64) -> usize {
-    usize::try_from(word & 0xffff).expect("16 bits")
-}
-
-#[test]
-fn nothing_of_a_page_is_on_the_network() {
-    let prod = Cluster::new("prod");
-    let (open, secure) = (donor(GUEST), prod.donor(GUEST));
-    let plain = Tap::new(open.address());
-    let mut config = config(GUEST, LOCAL, &[plain.address]);
-    config.compression = Compression::Off;
-    let tap = Tap::new(secure.address());
-    let mut under_tls = secured(&prod, tap.address);
-    under_tls.compression = Compression::Off;
-    for (config, tap, visible) in [(config, plain, true), (under_tls, tap, false)] {
-        let running = start(&config);
-        let words = Words::of(&running.fabric);
-        fill(words, 7);
-        verify(words, 7);
-        running.fabric.shutdown();
-        let seen = tap.seen.lock().unwrap().len() as u64;
-        assert!(seen > GUEST - LOCAL, "only {seen} bytes passed");
-        // A word of each page, some of which travelled.
-        let marks = (0..words.pages()).map(|page| pattern(7, page, 1));
-        assert_eq!(tap.has(&marks.collect()), visible);
     }
 }
 
