@@ -11,6 +11,8 @@ use crate::status::VmState;
 pub enum RefusalCode {
     /// The request is malformed: its body, or a body or query where none is expected.
     Malformed,
+    /// The client is of another user.
+    Forbidden,
     /// The path does not exist.
     UnknownPath,
     /// The path has other methods.
@@ -35,8 +37,9 @@ pub enum RefusalCode {
 
 impl RefusalCode {
     /// All codes.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Malformed,
+        Self::Forbidden,
         Self::UnknownPath,
         Self::UnknownMethod,
         Self::Slow,
@@ -50,8 +53,9 @@ impl RefusalCode {
     ];
 
     /// The codes with which any request can be refused.
-    pub const COMMON: [Self; 6] = [
+    pub const COMMON: [Self; 7] = [
         Self::Malformed,
+        Self::Forbidden,
         Self::UnknownMethod,
         Self::Slow,
         Self::TooLarge,
@@ -64,6 +68,7 @@ impl RefusalCode {
     pub const fn status(self) -> u16 {
         match self {
             Self::Malformed => 400,
+            Self::Forbidden => 403,
             Self::UnknownPath => 404,
             Self::UnknownMethod => 405,
             Self::Slow => 408,

@@ -293,8 +293,8 @@ impl<S> Drop for Answering<S> {
 }
 
 /// Accepts connections until the server is stopped.
-async fn serve<S: Send + Sync>(
-    listener: impl Accept,
+async fn serve<S: Send + Sync, L: Accept>(
+    listener: L,
     stopped: oneshot::Receiver<()>,
     inner: &Arc<Inner<S>>,
 ) {
@@ -310,10 +310,13 @@ async fn serve<S: Send + Sync>(
                     let inner = Arc::clone(inner);
                     tokio::spawn(async move {
                         let _place = place;
-                        if timeout(CONNECTION_TIME_MAX, attend(stream, inner))
-                            .await
-                            .is_err()
-                        {
+                        let served = async {
+                            match L::refused(&stream) {
+                                None => attend(stream, inner).await,
+                                Some(refusal) => refuse(stream, &refusal).await,
+                            }
+                        };
+                        if timeout(CONNECTION_TIME_MAX, served).await.is_err() {
                             tracing::debug!("a client took too long");
                         }
                     });
@@ -367,6 +370,17 @@ async fn attend<S: Send + Sync>(stream: impl AsyncRead + AsyncWrite + Unpin, inn
     }
     let _ = stream.shutdown().await;
     drop(answering);
+    linger(&mut stream).await;
+}
+
+/// Refuses a client, whatever it asks for.
+async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refusal: &Refusal) {
+    tracing::warn!(
+        reason = refusal.text,
+        "a client of the control socket is refused"
+    );
+    let _ = stream.write_all(&refusal_bytes(refusal)).await;
+    let _ = stream.shutdown().await;
     linger(&mut stream).await;
 }
 

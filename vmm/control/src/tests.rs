@@ -11,6 +11,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::Uid;
 use serde_json::Value;
 
 use super::client::{ClientError, ask, call, try_connect};
@@ -302,6 +303,37 @@ fn fifty_clients_at_once_all_get_their_answers() {
         (0..1000).collect::<Vec<_>>(),
         "each is carried out once"
     );
+}
+
+#[test]
+fn a_client_of_another_user_is_refused_although_permissions_let_it_in() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: becoming another user takes root");
+        return;
+    }
+    let running = start();
+    for path in running.path.ancestors().take(3) {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("is set");
+    }
+    let (path, nobody) = (running.path.clone(), Uid::from_raw(65_534));
+    let client = thread::spawn(move || {
+        // Of this thread alone.
+        rustix::thread::set_thread_res_uid(Uid::ROOT, nobody, Uid::ROOT).expect("is root");
+        let mut stream = connected(&path);
+        let request = b"GET /v1/count HTTP/1.1\r\nhost: x\r\n\r\n";
+        stream.write_all(request).expect("is taken");
+        let mut said = String::new();
+        stream.read_to_string(&mut said).expect("UTF-8");
+        said
+    });
+    let said = client.join().expect("it is answered");
+    assert_eq!(refused(&said), (403, "forbidden".to_owned()));
+    assert!(
+        said.contains("is for the user 0 and for root, and the client runs as 65534"),
+        "{said}"
+    );
+    // It was not carried out.
+    assert_eq!(count(&running), 0);
 }
 
 #[test]
