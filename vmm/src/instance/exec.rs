@@ -1,11 +1,11 @@
 //! `ssi-hv run --exec`: one command in the guest, and its result.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::console_file::ConsoleFile;
 use super::memory::bars_are_ours;
 use super::run_error::RunError;
 use crate::config::RunConfig;
@@ -41,20 +41,14 @@ pub struct Exec {
 }
 
 /// Opens the file for the guest's console, before anything is started.
-pub fn console_file(config: &RunConfig) -> Result<Option<File>, Failure> {
-    let Some(path) = config.console.as_deref() else {
-        return Ok(None);
-    };
-    let failed = |source| RunError::Console {
-        path: path.to_owned(),
-        source,
-    };
-    let opened = File::create(path).map_err(failed);
-    opened.map(Some).map_err(Failure::usage)
+pub fn console_file(config: &RunConfig) -> Result<Option<ConsoleFile>, Failure> {
+    let opened = config.console.as_deref().map(ConsoleFile::create);
+    let opened = opened.transpose().map_err(RunError::from);
+    opened.map_err(Failure::usage)
 }
 
 /// Returns the console of a guest without a command.
-pub fn console(file: Option<File>) -> ConsoleConfig {
+pub fn console(file: Option<ConsoleFile>) -> ConsoleConfig {
     match file {
         Some(file) => ConsoleConfig::output_only(Box::new(file)),
         // The raw terminal does not convert Ctrl-C into a signal.
@@ -95,7 +89,7 @@ impl Exec {
 
     /// Returns the hidden console, and the second serial port, which carries the command's output.
     /// Until then a progress bar is displayed.
-    pub fn console(&self, file: Option<File>) -> Result<ConsoleConfig, Failure> {
+    pub fn console(&self, file: Option<ConsoleFile>) -> Result<ConsoleConfig, Failure> {
         let console: Box<dyn Write + Send> = match file {
             Some(file) => Box::new(Both(self.tail.clone(), file)),
             None => Box::new(self.tail.clone()),
@@ -230,7 +224,7 @@ impl Drop for Watch {
 
 /// Writes to two destinations; the first never fails.
 #[derive(Debug)]
-struct Both(Tail, File);
+struct Both(Tail, ConsoleFile);
 
 impl Write for Both {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

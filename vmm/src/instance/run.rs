@@ -1,11 +1,11 @@
 //! `ssi-hv run`.
 
-use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
 use memory_fabric::fabric::Fabric;
 
+use super::console_file::ConsoleFile;
 use super::devices::HostDevices;
 use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used, unused};
@@ -202,7 +202,7 @@ struct Run<'a> {
     instance: &'a Instance,
     exec: Option<&'a Exec>,
     /// File for the guest's console, if it is not the terminal.
-    console: Option<&'a File>,
+    console: Option<&'a ConsoleFile>,
 }
 
 impl Run<'_> {
@@ -293,8 +293,7 @@ impl Run<'_> {
         };
         let added = config.hotplug_memory.map(ByteSize::bytes);
         let memory = guest_memory(fabric.memory(), config.memory.bytes(), added)?;
-        let console = self.console.map(File::try_clone).transpose();
-        let console = console.map_err(RunError::host("use the file of --console"))?;
+        let console = self.console.cloned();
         let console = match self.exec {
             Some(exec) => exec.console(console)?,
             None => exec::console(console),

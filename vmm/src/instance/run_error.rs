@@ -2,10 +2,11 @@
 
 use std::error::Error as StdError;
 use std::io;
-use std::path::PathBuf;
 
 use ssi_hv_sandbox::SandboxError;
 use thiserror::Error;
+
+use super::console_file::ConsoleError;
 
 /// Why a run cannot start, or ends without a result. Errors of the machine, of the fabric and of
 /// devices have types of their own.
@@ -19,17 +20,9 @@ pub enum RunError {
         /// The host's error.
         source: io::Error,
     },
-    /// The file of `--console` cannot be created.
-    #[error(
-        "cannot write --console {}; name a file in a directory that exists and that you may write to",
-        path.display()
-    )]
-    Console {
-        /// The file.
-        path: PathBuf,
-        /// The host's error.
-        source: io::Error,
-    },
+    /// The file of `--console` cannot be used.
+    #[error(transparent)]
+    Console(#[from] ConsoleError),
     /// The pipe of `--end-with-fd` cannot be watched.
     #[error("cannot watch --end-with-fd {fd}")]
     EndWithFd {
