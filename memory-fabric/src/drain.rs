@@ -17,6 +17,14 @@ pub enum DrainState {
     Failed(String),
 }
 
+impl DrainState {
+    /// Returns whether nothing changes any more.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self, Self::Done | Self::Failed(_))
+    }
+}
+
 /// The last drain of a VM.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DrainSummary {
@@ -30,6 +38,14 @@ pub struct DrainSummary {
     pub state: DrainState,
 }
 
+impl DrainSummary {
+    /// Returns whether it has ended.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.state.is_over()
+    }
+}
+
 /// A drain, as the state has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Drain {
@@ -41,7 +57,7 @@ pub(crate) struct Drain {
 
 impl Drain {
     pub fn is_over(&self) -> bool {
-        matches!(self.state, DrainState::Done | DrainState::Failed(_))
+        self.state.is_over()
     }
 
     pub fn summary(&self) -> DrainSummary {

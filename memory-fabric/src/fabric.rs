@@ -56,6 +56,8 @@ pub enum FabricEvent {
     },
     /// All replicated memory has two copies again.
     Repaired,
+    /// The drain of a donor has ended: it is done, or has failed.
+    Drained(DrainSummary),
     /// The pager failed: faults are no longer served.
     Failed(String),
 }

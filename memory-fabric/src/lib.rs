@@ -58,7 +58,7 @@ pub mod stats;
 pub mod view;
 pub mod working_set;
 
-pub use fabric_homes::{BLOCK_BYTES, NodeId, NodeIds};
+pub use fabric_homes::{BLOCK_BYTES, JOINERS_MAX, NodeId, NodeIds};
 pub use fabric_pages::uffd::probe_features as userfaultfd_features;
 pub use fabric_pages::{guest_memory, page, protection};
 pub use fabric_transport::measure::Measured;

@@ -58,7 +58,17 @@ fn wait_for_end(running: &Running) -> DrainSummary {
 
 fn assert_no_outage(running: &Running) {
     let events: Vec<_> = running.events.try_iter().collect();
-    assert!(events.is_empty(), "{events:?}");
+    let is_end = |event: &FabricEvent| matches!(event, FabricEvent::Drained(_));
+    assert!(events.iter().all(is_end), "{events:?}");
+}
+
+/// Returns the state with which each drain ended, as the monitor was notified of it.
+fn ends(events: &[FabricEvent]) -> Vec<(NodeId, DrainState)> {
+    let ended = events.iter().filter_map(|event| match event {
+        FabricEvent::Drained(drain) => Some((drain.node, drain.state.clone())),
+        _ => None,
+    });
+    ended.collect()
 }
 
 /// Drains both donors of the start onto two new ones, one after the other, while threads increment
@@ -101,7 +111,9 @@ fn drain_both(transport: TransportKind, seal: Sealing, seed: u64) {
     drop(old);
     fill(Words::of(&running.fabric), seed);
     verify(Words::of(&running.fabric), seed);
-    assert_no_outage(&running);
+    let events: Vec<_> = running.events.try_iter().collect();
+    let done = [FIRST, SECOND].map(|node| (node, DrainState::Done));
+    assert_eq!((events.len(), ends(&events)), (2, done.to_vec()));
     assert_eq!(running.fabric.stats().sealing.rejected.get(), 0);
     let nodes = running.fabric.shutdown();
     let held: Vec<_> = nodes[1..].iter().map(|node| node.memory_bytes).collect();
@@ -256,10 +268,12 @@ fn a_target_that_is_lost_before_anything_is_there_leaves_everything_where_it_was
     verify(words, 4);
     let is_of_first = |event: &FabricEvent| match event {
         FabricEvent::Link(LinkEvent::Down { node, .. } | LinkEvent::Up { node }) => *node == FIRST,
+        FabricEvent::Drained(drain) => drain.node == FIRST,
         _ => false,
     };
     let events: Vec<_> = running.events.try_iter().collect();
     assert!(events.iter().all(is_of_first), "{events:?}");
+    assert_eq!(ends(&events), [(FIRST, DrainState::Failed(why))]);
     drains.drain(FIRST, &[at(third.address())]).expect("room");
     assert_eq!(wait_for_end(&running).state, DrainState::Done);
     verify(words, 4);

@@ -14,6 +14,8 @@ pub(super) const DONOR: &str = "10.77.0.2:7700";
 pub(super) const DONOR_2: &str = "10.77.0.2:7701";
 /// Address of a donor on host 3.
 pub(super) const DONOR_3: &str = "10.77.0.3:7700";
+/// Address of a second donor on host 3.
+pub(super) const DONOR_4: &str = "10.77.0.3:7701";
 const NODE_REPORT: &str = "/tmp/node.json";
 const NODE_2_REPORT: &str = "/tmp/node2.json";
 
@@ -57,6 +59,11 @@ impl Donor {
         more: &[&str],
     ) -> anyhow::Result<Self> {
         Self::at(context, (3, DONOR_3), &[], NODE_REPORT, memory, more)
+    }
+
+    /// Starts a second donor on host 3.
+    pub fn fourth(context: &Context<'_>) -> anyhow::Result<Self> {
+        Self::at(context, (3, DONOR_4), &[], NODE_2_REPORT, "1G", &[])
     }
 
     /// Starts a donor as an unprivileged user with the default limit of locked memory, as

@@ -12,6 +12,7 @@ mod cpus;
 mod disks;
 mod distro;
 mod donor;
+mod drain;
 mod exec;
 mod fault_kinds;
 mod faults;

@@ -1,10 +1,10 @@
 //! Which scenarios run, and in which order.
 
 use super::{
-    Scenario, bed, boot, cli, compression, control, cpus, disks, distro, exec, fault_kinds, faults,
-    free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network, nodes, numa,
-    rdma, rdma_faults, rdma_removed, rdma_settings, reads, ssi, stall, status, three_hosts, tour,
-    transports, udp, up, vsock, working_set,
+    Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
+    faults, free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network,
+    nodes, numa, rdma, rdma_faults, rdma_removed, rdma_settings, reads, ssi, stall, status,
+    three_hosts, tour, transports, udp, up, vsock, working_set,
 };
 
 /// Scenarios that every run must have time for: each way a guest starts and ends, and each subsystem
@@ -71,6 +71,7 @@ impl Plan {
             nodes::SCENARIOS,
             control::SCENARIOS,
             hotplug::SCENARIOS,
+            drain::SCENARIOS,
             tour::SCENARIOS,
             up::SCENARIOS,
             disks::SCENARIOS,

@@ -236,7 +236,7 @@ fn observer() -> (FabricObserver, Receiver<String>) {
             }
         }
         // Its memory has one copy.
-        FabricEvent::Degraded { .. } | FabricEvent::Repaired => {}
+        FabricEvent::Degraded { .. } | FabricEvent::Repaired | FabricEvent::Drained(_) => {}
         FabricEvent::Failed(why) => {
             eprintln!("rdma-faults: the pager failed: {why}");
             std::process::abort();

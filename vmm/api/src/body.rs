@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::report::DrainUsed;
 use crate::status::VmState;
 
 /// Why a request is refused, for programs.
@@ -189,6 +190,35 @@ pub struct MoveBody {
     pub node: u32,
     /// The address of the node; `null` for the primary.
     pub address: Option<String>,
+}
+
+/// The donor that is to be drained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct DrainTarget {
+    /// The donor: its number or address in the status.
+    pub node: String,
+    /// The donors, `HOST:PORT[,name=NAME][,fingerprint=HEX]`, that get its memory;
+    /// new ones join. Without any, the other donors of the VM get it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub to: Vec<String>,
+}
+
+/// Donors that are drained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DrainBody {
+    /// The id of a donor for whose memory others are being asked for room; `null` when there is
+    /// none.
+    pub preparing: Option<u32>,
+    /// Why the last request was refused after that; `null` when it was not.
+    pub error: Option<String>,
+    /// The last donor whose memory began to move; `null` when there was none.
+    pub drain: Option<DrainUsed>,
+    /// The number of changes to any of these fields except `moved_bytes`; the parameter `seen`
+    /// takes it.
+    pub changes: u64,
 }
 
 /// The requested memory of a guest beyond that of its start.

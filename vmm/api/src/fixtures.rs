@@ -1,9 +1,9 @@
 //! Statuses for tests.
 
 use crate::report::{
-    Boot, Coherence, FaultKind, Faults, Guest, HotPage, HotPageNode, MemoryUsed, Node, NodeState,
-    PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, SealingUsed, Stages, Traffic,
-    TrafficClass, Transfers, TransportUsed,
+    Boot, Coherence, DrainState, DrainUsed, FaultKind, Faults, Guest, HotPage, HotPageNode,
+    MemoryUsed, Node, NodeState, PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, SealingUsed,
+    Stages, Traffic, TrafficClass, Transfers, TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -195,6 +195,8 @@ pub fn status() -> VmStatus {
                 pages_opened: 5,
                 pages_rejected: 1,
             }),
+            // Nor is such memory drained.
+            drain: None,
         },
         nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],
         vcpus: Vec::new(),
@@ -223,6 +225,18 @@ pub fn status() -> VmStatus {
         errors_total: 1,
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,
+    }
+}
+
+/// The drain of a donor, of whose memory a quarter has moved.
+#[must_use]
+pub fn drain() -> DrainUsed {
+    DrainUsed {
+        node: 1,
+        state: DrainState::Moving,
+        bytes: 96 << 20,
+        moved_bytes: 24 << 20,
+        error: None,
     }
 }
 

@@ -7,8 +7,8 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Value, json};
 
 use crate::body::{
-    BalloonBody, BalloonTarget, ErrorBody, EvictBody, EvictTarget, HotplugBody, HotplugTarget,
-    MoveBody, MoveTarget, ReloadBody, StateBody,
+    BalloonBody, BalloonTarget, DrainBody, DrainTarget, ErrorBody, EvictBody, EvictTarget,
+    HotplugBody, HotplugTarget, MoveBody, MoveTarget, ReloadBody, StateBody,
 };
 use crate::exit::ExitCode;
 use crate::report::{self, RUNNING, Report};
@@ -79,6 +79,8 @@ fn the_small_bodies_of_the_interface_are_those_of_the_types() {
         "State": schema_of::<StateBody>(true),
         "Balloon": schema_of::<BalloonBody>(true),
         "BalloonTarget": schema_of::<BalloonTarget>(true),
+        "Drain": schema_of::<DrainBody>(true),
+        "DrainTarget": schema_of::<DrainTarget>(true),
         "Evict": schema_of::<EvictBody>(true),
         "EvictTarget": schema_of::<EvictTarget>(true),
         "Reload": schema_of::<ReloadBody>(true),

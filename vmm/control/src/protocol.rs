@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 pub use ssi_hv_api::body::{
-    BalloonBody, BalloonTarget, ErrorBody, EvictBody, EvictTarget, HotplugBody, HotplugTarget,
-    MoveBody, MoveTarget, Refusal, RefusalCode, ReloadBody, StateBody,
+    BalloonBody, BalloonTarget, DrainBody, DrainTarget, ErrorBody, EvictBody, EvictTarget,
+    HotplugBody, HotplugTarget, MoveBody, MoveTarget, Refusal, RefusalCode, ReloadBody, StateBody,
 };
 
 /// Prefix of all paths: the version of the interface.

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::families::BUCKETS_SECONDS;
 use super::*;
-use ssi_hv_api::fixtures::{node_status, status, status_of_nodes};
+use ssi_hv_api::fixtures::{drain, node_status, status, status_of_nodes};
 use ssi_hv_api::report::RdmaUsed;
 use ssi_hv_api::status::{NodeStatus, VmStatus};
 
@@ -17,6 +17,7 @@ const ALERTS: &str = include_str!("../../../docs/alerts.yml");
 /// A VM whose status yields every metric.
 fn full_vm() -> VmStatus {
     let mut status = status();
+    status.memory.drain = Some(drain());
     for now in &mut status.nodes[1..] {
         now.node.rdma = Some(RdmaUsed {
             pages_read: 5,
@@ -211,6 +212,8 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_degraded_bytes", 50_331_648.0),
         ("ssi_hv_repaired_bytes_total", 16_777_216.0),
         ("ssi_hv_donor_losses_total", 1.0),
+        ("ssi_hv_drain_bytes{node=\"1\"}", 100_663_296.0),
+        ("ssi_hv_drain_moved_bytes{node=\"1\"}", 25_165_824.0),
         ("ssi_hv_evictions_total", 99.0),
         ("ssi_hv_evictions_clean_total", 41.0),
         ("ssi_hv_evictions_zero_total", 17.0),

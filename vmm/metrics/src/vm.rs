@@ -2,7 +2,7 @@
 
 use super::families::{Families, Labels, flag, float};
 use super::shared::{self, NodeTimes};
-use ssi_hv_api::report::{Distribution, PathUsed, Role, TrafficClass};
+use ssi_hv_api::report::{Distribution, DrainUsed, PathUsed, Role, TrafficClass};
 use ssi_hv_api::status::{LinkNow, NodeNow, VmState, VmStatus};
 
 /// Durations of one kind of fault, or of one of its stages.
@@ -171,6 +171,7 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
             replicas.losses,
         );
     }
+    add_drain(all, memory.drain.as_ref());
     if let Some(sealing) = &memory.sealing {
         for (name, help, count) in [
             (
@@ -246,6 +247,25 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
         ),
     ] {
         all.counter(name, help, count);
+    }
+}
+
+fn add_drain(all: &mut Families, drain: Option<&DrainUsed>) {
+    let Some(drain) = drain else { return };
+    for (name, help, bytes) in [
+        (
+            "ssi_hv_drain_bytes",
+            "Memory that a donor held when it began to be drained.",
+            drain.bytes,
+        ),
+        (
+            "ssi_hv_drain_moved_bytes",
+            "How much of it has moved to other donors.",
+            drain.moved_bytes,
+        ),
+    ] {
+        let labels = vec![("node", drain.node.to_string())];
+        all.gauges(name, help, [(labels, float(bytes))]);
     }
 }
 

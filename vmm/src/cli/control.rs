@@ -73,6 +73,33 @@ pub struct HotplugConfig {
     pub wait: u32,
 }
 
+/// The flags of `ssi-hv drain`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct DrainConfig {
+    /// The VM, by its name or process id
+    #[arg(value_name = "VM")]
+    pub vm: String,
+
+    /// The donor to be drained, by its number or address in the status; without it, show the last
+    /// drain
+    #[arg(long, value_name = "NODE")]
+    pub node: Option<String>,
+
+    /// A donor that gets its memory, HOST:PORT[,name=NAME][,fingerprint=HEX]; may be repeated.
+    /// Without it, the other donors of the VM get it
+    #[arg(long, value_name = "DONOR", requires = "node")]
+    pub to: Vec<Donor>,
+
+    /// Wait this long until it has left
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=WAIT_SECONDS_MAX)
+    )]
+    pub wait: u32,
+}
+
 /// A request to a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlCommand {

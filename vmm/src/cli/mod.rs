@@ -83,6 +83,8 @@ enum Command {
     Move(control::MoveConfig),
     /// Add memory to a running VM, or remove it
     Hotplug(control::HotplugConfig),
+    /// Move the memory of a donor to others while the guest runs, so that the donor can leave
+    Drain(control::DrainConfig),
     /// Check whether this host is ready, and how to fix what is not
     Doctor(DoctorConfig),
     /// Measure what remote memory costs
@@ -132,6 +134,8 @@ pub enum Action {
     Move(control::MoveConfig),
     /// Give a VM more memory.
     Hotplug(control::HotplugConfig),
+    /// Drain a donor.
+    Drain(control::DrainConfig),
     /// Look at this host.
     Doctor(DoctorConfig),
     /// Measure faults. The configuration is not validated yet.
@@ -287,6 +291,7 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
         Command::Kill(config) => Action::Control(ControlCommand::Kill(config)),
         Command::Move(config) => Action::Move(config),
         Command::Hotplug(config) => Action::Hotplug(config),
+        Command::Drain(config) => Action::Drain(config),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod control;
 pub mod doctor;
+pub mod drain;
 pub mod evict;
 pub mod man;
 pub mod moving;

@@ -8,7 +8,7 @@ use memory_fabric::fabric::DonorAddress;
 use super::hotplug::{HotplugMemory, refusal};
 use super::vm::{BootedVm, Instance};
 use crate::config::address::Donor;
-use crate::config::{Protection, resolved_donor};
+use crate::config::{Protection, RunConfig, resolved_donor};
 use crate::control_socket::changes::{NextChange, Seen};
 use crate::control_socket::protocol::{HotplugTarget, Refusal, RefusalCode};
 use crate::control_socket::route::{Answer, answer};
@@ -47,13 +47,9 @@ pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
             "not {{\"requested_bytes\": NUMBER, \"donor\": \"HOST:PORT\"}}: {error}"
         ))
     })?;
-    let donor: Option<Donor> = match &target.donor {
-        Some(text) => Some(
-            text.parse()
-                .map_err(|error| malformed(format!("{error}")))?,
-        ),
-        None => None,
-    };
+    let donor = target.donor.as_deref();
+    let donor = donor.map(|text| donor_address(&instance.config, text));
+    let donor = donor.transpose()?;
     let booted = instance.booted()?;
     let memory = memory_of(&booted)?;
     let machine = booted.machine()?;
@@ -73,28 +69,34 @@ pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
             let asked = memory.ask(bytes, None, machine);
             asked.map_err(|error| refusal(&error))?;
         }
-        Some(donor) => {
-            if donor.memory.is_some() {
-                let text = "a donor lends what is missing to requested_bytes; omit memory=";
-                return Err(malformed(text.to_owned()));
-            }
-            let config = &instance.config;
-            let resolved = resolved_donor(
-                &donor,
-                config.transport,
-                Protection::of(config.credentials.is_some(), config.insecure),
-            );
-            let resolved = resolved.map_err(|error| malformed(one_line(&error)))?;
-            let address = DonorAddress {
-                address: resolved.address,
-                name: resolved.identity,
-                fingerprint: resolved.fingerprint,
-                bytes: None,
-            };
-            memory.ask_with(bytes, address, donor.address.to_string(), machine)?;
-        }
+        Some((address, name)) => memory.ask_with(bytes, address, name, machine)?,
     }
     answer(202, &memory.body())
+}
+
+/// Returns the address of a donor that is to join, and its name in messages.
+pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, String), Refusal> {
+    let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
+    let donor: Donor = text
+        .parse()
+        .map_err(|error| malformed(format!("{error}")))?;
+    if donor.memory.is_some() {
+        let text = "a donor that joins is asked for what is missing; omit memory=";
+        return Err(malformed(text.to_owned()));
+    }
+    let resolved = resolved_donor(
+        &donor,
+        config.transport,
+        Protection::of(config.credentials.is_some(), config.insecure),
+    );
+    let resolved = resolved.map_err(|error| malformed(one_line(&error)))?;
+    let address = DonorAddress {
+        address: resolved.address,
+        name: resolved.identity,
+        fingerprint: resolved.fingerprint,
+        bytes: None,
+    };
+    Ok((address, donor.address.to_string()))
 }
 
 fn one_line(error: &dyn std::error::Error) -> String {

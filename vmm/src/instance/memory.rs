@@ -26,8 +26,13 @@ use crate::machine::{guest_memory_ranges, hotplug_start};
 use crate::progress::Followed;
 use crate::size::ByteSize;
 
-/// What the fabric is asked for.
-pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
+/// What the fabric is asked for; `donors` replaces those of the configuration, if some of these
+/// were drained in an earlier boot.
+pub fn fabric_config(
+    config: &RunConfig,
+    donors: Option<Vec<DonorAddress>>,
+) -> Result<FabricConfig, Failure> {
+    let donors = donors.unwrap_or_else(|| configured_donors(config));
     let pages = |(start, bytes): (GuestAddress, u64)| {
         let first = PageIndex::containing(start.0)?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).ok()?;
@@ -40,7 +45,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
         .map(|size| (hotplug_start(memory), size.bytes()));
     Ok(FabricConfig {
         vm: called(config.name.as_ref(), std::process::id()),
-        nodes: NodeIds::in_order(config.transport.lenders(config.donors.len())),
+        nodes: NodeIds::in_order(config.transport.lenders(donors.len())),
         ram: ram.collect::<Option<_>>().ok_or(RunError::MemoryTooHigh)?,
         // With other nodes, the memory is shared instead of paged.
         local_bytes: if config.nodes.is_empty() {
@@ -52,16 +57,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
             Numa::Flat => LocalUse::Cache,
             Numa::Expose => LocalUse::Home,
         },
-        donors: config
-            .donors
-            .iter()
-            .map(|donor| DonorAddress {
-                address: donor.address,
-                name: donor.identity.clone(),
-                fingerprint: donor.fingerprint,
-                bytes: donor.memory.map(ByteSize::bytes),
-            })
-            .collect(),
+        donors,
         replicated: config.replicated,
         transport: config.transport,
         rdma: Arc::new(config.rdma.clone()),
@@ -80,6 +76,16 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
             None => None,
         },
     })
+}
+
+fn configured_donors(config: &RunConfig) -> Vec<DonorAddress> {
+    let donors = config.donors.iter().map(|donor| DonorAddress {
+        address: donor.address,
+        name: donor.identity.clone(),
+        fingerprint: donor.fingerprint,
+        bytes: donor.memory.map(ByteSize::bytes),
+    });
+    donors.collect()
 }
 
 /// What donors are shown.

@@ -2,6 +2,8 @@
 
 mod console_file;
 mod devices;
+mod drain_routes;
+mod drains;
 mod errors;
 mod exec;
 mod free_memory;

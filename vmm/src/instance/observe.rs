@@ -9,6 +9,7 @@ use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
 use memory_fabric::view::FabricView;
 
+use super::drains::used;
 use super::links::path_used;
 use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
@@ -144,6 +145,7 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
             losses: replicas.losses,
             out: replicas.out.iter().map(|node| node.0.into()).collect(),
         }),
+        drain: view.drain().map(|drain| used(&drain)),
         sealing: view.nodes().iter().any(|node| node.is_sealed).then(|| {
             let stats = &view.stats().sealing;
             SealingUsed {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use memory_fabric::fabric::Fabric;
+use memory_fabric::fabric::{DonorAddress, Fabric};
 
 use super::console_file::ConsoleFile;
 use super::devices::HostDevices;
+use super::drains::VmDrains;
 use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used, unused};
 use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
@@ -213,8 +214,9 @@ impl Run<'_> {
         report: &mut Report,
     ) -> Result<ExitCode, Failure> {
         let mut begun = self.instance.started;
+        let mut donors = None;
         loop {
-            let (code, all_vcpus_ended) = self.boot(devices, begun, report)?;
+            let (code, all_vcpus_ended) = self.boot(devices, begun, &mut donors, report)?;
             if code != ExitCode::GuestReboot || self.config.on_reboot == OnReboot::Exit {
                 return Ok(code);
             }
@@ -235,16 +237,18 @@ impl Run<'_> {
     }
 
     /// Boots the guest and runs it to its end; fills the report. Returns the exit code, and whether
-    /// the machine and its memory were released completely.
+    /// the machine and its memory were released completely. `donors` replaces those of the
+    /// configuration once some of these were drained.
     fn boot(
         &self,
         devices: &HostDevices,
         begun: Instant,
+        donors: &mut Option<Vec<DonorAddress>>,
         report: &mut Report,
     ) -> Result<(ExitCode, bool), Failure> {
         let (config, supervisor) = (self.config, self.supervisor);
         let instance = self.instance;
-        let mut fabric_config = fabric_config(config)?;
+        let mut fabric_config = fabric_config(config, donors.clone())?;
         if let Some(shown) = &fabric_config.credentials {
             instance.note_certificate(credentials::not_after(shown));
         }
@@ -267,6 +271,7 @@ impl Run<'_> {
             transport_used(&fabric),
             devices.balloon,
             devices.hotplug,
+            VmDrains::new(&fabric, &fabric_config.donors, &supervisor.drain_changes),
             others.as_ref().map(OtherNodes::seen),
         ));
         instance.set_booted(Arc::clone(&booted));
@@ -315,6 +320,10 @@ impl Run<'_> {
         };
         if let Some(hotplug) = &booted.hotplug {
             hotplug.end();
+        }
+        if let Some(drains) = &booted.drains {
+            *donors = drains.donors_for_restart().or(donors.take());
+            drains.end();
         }
         drop((watch, replay));
         if let Some(error) = working_set.save(&fabric) {

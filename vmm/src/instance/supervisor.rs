@@ -5,13 +5,14 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use memory_fabric::fabric::{FabricEvent, FabricObserver};
+use memory_fabric::fabric::{DrainState, FabricEvent, FabricObserver};
 use memory_fabric::link::LinkEvent;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::errors::Errors;
 use crate::config::RunConfig;
+use crate::control_socket::changes::Changes;
 use crate::exit::ExitCode;
 use crate::failure::describe;
 use crate::forced_end::{self, FORCED_END_TIME_MAX};
@@ -126,6 +127,8 @@ pub struct Supervisor {
     report: Option<ReportFile>,
     /// Whether the exit code is that of a command in the guest.
     exec: bool,
+    /// Counts the visible changes of drains, over all boots.
+    pub drain_changes: Changes,
 }
 
 impl Supervisor {
@@ -313,6 +316,18 @@ impl Supervisor {
             )),
             FabricEvent::Repaired => {
                 tracing::info!("all memory on donors has two copies again");
+            }
+            FabricEvent::Drained(drain) => {
+                match drain.state {
+                    DrainState::Failed(why) => {
+                        self.note(format!("donor {} is not drained: {why}", drain.node));
+                    }
+                    _ => tracing::info!(
+                        "donor {} is drained: it holds no memory of this VM any more",
+                        drain.node
+                    ),
+                }
+                self.drain_changes.notify();
             }
             FabricEvent::Failed(reason) => self.memory_failed(&reason),
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use devices::virtio::Balloon;
 use memory_fabric::view::FabricView;
 
+use super::drains::VmDrains;
 use super::hotplug::HotplugMemory;
 use super::seen::{NodesSeen, Reported};
 use super::supervisor::Supervisor;
@@ -50,6 +51,8 @@ pub struct BootedVm {
     pub balloon: Option<Arc<Balloon>>,
     /// The added memory, if the VM is configured for it.
     pub hotplug: Option<HotplugMemory>,
+    /// Drains its donors, if they can be drained.
+    pub drains: Option<VmDrains>,
     /// The compute nodes, if vCPUs are on several.
     pub nodes: Option<Arc<NodesSeen>>,
     /// The machine, once its kernel is loaded, and the time of all preparations.
@@ -129,6 +132,7 @@ impl BootedVm {
         transport: TransportUsed,
         balloon: Option<Arc<Balloon>>,
         hotplug: Option<HotplugMemory>,
+        drains: Option<VmDrains>,
         nodes: Option<Arc<NodesSeen>>,
     ) -> Self {
         Self {
@@ -137,6 +141,7 @@ impl BootedVm {
             transport,
             balloon,
             hotplug,
+            drains,
             machine: OnceLock::new(),
         }
     }

@@ -6,7 +6,7 @@ use devices::virtio::Balloon;
 
 use super::supervisor::OperationError;
 use super::vm::{BootedVm, Instance, starting};
-use super::{hotplug_routes, metrics, move_routes, observe, transports};
+use super::{drain_routes, hotplug_routes, metrics, move_routes, observe, transports};
 use crate::config::GUEST_MEMORY_MIN;
 use crate::control_socket::protocol::{
     BalloonBody, BalloonTarget, PAUSE_TIME_MAX, Refusal, RefusalCode, StateBody,
@@ -92,6 +92,24 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
                 RefusalCode::Donor,
             ],
             hotplug_routes::set,
+        )
+    },
+    Route {
+        refuses: &[RefusalCode::State, RefusalCode::Starting],
+        until: Some(drain_routes::next_change),
+        ..look("/v1/drain", |instance, _| drain_routes::look(instance))
+    },
+    Route {
+        takes_body: true,
+        status: 202,
+        ..change(
+            "/v1/drain",
+            &[
+                RefusalCode::State,
+                RefusalCode::Starting,
+                RefusalCode::Donor,
+            ],
+            drain_routes::begin,
         )
     },
 ];

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use super::{NodeNow, NodeStatus, VmState, VmStatus};
 use crate::config::cpu_list::CpuList;
-use crate::report::{FaultKind, Percentiles, ReplicasUsed, Role, Traffic, TrafficClass};
+use crate::report::{DrainUsed, FaultKind, Percentiles, ReplicasUsed, Role, Traffic, TrafficClass};
 use crate::size::ByteSize;
 
 /// Formats a VM on one screen.
@@ -67,6 +67,9 @@ pub fn vm(status: &VmStatus) -> String {
     ));
     if let Some(replicas) = &memory.replicas {
         line(format!("copies     {}", copies(replicas)));
+    }
+    if let Some(drain) = &memory.drain {
+        line(drained(drain));
     }
     if let Some(sealing) = &memory.sealing {
         line(format!(
@@ -151,6 +154,19 @@ fn copies(replicas: &ReplicasUsed) -> String {
         size(replicas.bytes),
         size(replicas.repaired_bytes),
         replicas.out.len(),
+    )
+}
+
+/// Describes the last donor that was drained.
+fn drained(drain: &DrainUsed) -> String {
+    let error = drain.error.as_ref();
+    format!(
+        "drain      node {}: {}, {} of {} have moved{}",
+        drain.node,
+        drain.state.word(),
+        size(drain.moved_bytes),
+        size(drain.bytes),
+        error.map_or(String::new(), |error| format!("; {error}")),
     )
 }
 

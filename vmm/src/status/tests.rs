@@ -1,9 +1,10 @@
 //! Tests of the displayed status.
 
-use ssi_hv_api::fixtures::{block, node_status, status, status_of_nodes};
+use ssi_hv_api::fixtures::{block, drain, node_status, status, status_of_nodes};
 
 use super::heat::ExtentStatus;
 use super::*;
+use crate::report::DrainState;
 
 #[test]
 fn a_node_tells_of_its_connections_and_what_they_take() {
@@ -52,6 +53,17 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
     let remote = text.lines().find(|line| line.starts_with("remote"));
     let words: Vec<_> = remote.expect("a line").split_whitespace().collect();
     assert_eq!(words, ["remote", "1234", "31.7", "63.4", "95.1", "158.5"]);
+}
+
+#[test]
+fn a_drain_has_a_line_with_its_progress_and_why_it_failed() {
+    let mut now = status();
+    let drain = now.memory.drain.insert(drain());
+    drain.state = DrainState::Failed;
+    drain.error = Some("a donor was lost".into());
+    let text = screen::vm(&now);
+    let line = "drain      node 1: failed, 24 MiB of 96 MiB have moved; a donor was lost\n";
+    assert!(text.contains(line), "{text}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use ratatui::widgets::{Paragraph, Sparkline, Wrap};
 use super::format::{count, number, pages_a_second, percent, size, time};
 use super::rates::{NodeRates, Rates};
 use super::{COLUMNS_MIN, ROWS_MIN, View, heat};
-use crate::report::{FaultKind, Percentiles};
+use crate::report::{DrainState, FaultKind, Percentiles};
 use crate::status::screen::duration;
 use crate::status::{NodeNow, VmState, VmStatus};
 
@@ -257,6 +257,12 @@ impl View {
             0 => "; two copies".to_owned(),
             bytes => format!("; degraded: {}", size(bytes)),
         });
+        let drain = memory.drain.as_ref();
+        let drain = drain.filter(|drain| drain.state == DrainState::Moving);
+        let drain = drain.map_or(String::new(), |drain| {
+            let left = size(drain.bytes.saturating_sub(drain.moved_bytes));
+            format!("; {left} leave node {}", drain.node)
+        });
         vec![
             Line::from(format!(
                 "memory     cache {} of {}; {} at home here; {} resident",
@@ -272,7 +278,7 @@ impl View {
                 rate(|r| r.stalled),
             )),
             Line::from(format!(
-                "ahead      {}/s pages fetched{used}{copies}",
+                "ahead      {}/s pages fetched{used}{copies}{drain}",
                 rate(|r| r.ahead)
             )),
             self.error_line(status, columns),

@@ -6,7 +6,7 @@ use ratatui::backend::TestBackend;
 use super::*;
 use crate::report::{FaultKind, Percentiles, Stages};
 use crate::status::heat::{BlockStatus, ExtentStatus};
-use ssi_hv_api::fixtures::{status, status_of_nodes};
+use ssi_hv_api::fixtures::{drain, status, status_of_nodes};
 
 fn choice(pid: u32, name: &str) -> Choice {
     Choice {
@@ -82,6 +82,19 @@ fn words<'a>(text: &'a str, line: &str) -> Vec<&'a str> {
         .unwrap_or_else(|| panic!("no {line} in {text}"))
         .split_whitespace()
         .collect()
+}
+
+#[test]
+fn what_is_still_to_leave_a_donor_is_shown_while_it_moves() {
+    let (mut before, mut after) = two_looks();
+    before.memory.replicas = None;
+    after.memory.replicas = None;
+    after.memory.drain = Some(drain());
+    let text = drawn(&view_of(before, after), 80, 24);
+    assert!(
+        text.contains("90 % of them used; 72 MiB leave node 1\n"),
+        "{text}"
+    );
 }
 
 #[test]

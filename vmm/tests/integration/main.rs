@@ -7,6 +7,7 @@ mod bench;
 mod cli;
 mod control;
 mod devices;
+mod drain;
 mod exec;
 mod finish;
 mod flood;

@@ -89,6 +89,35 @@ guest!(
     "jmp 4b",
 );
 
+// Walks as `walk_until_power_button` does, and then checks that each word was incremented once in each
+// round: prints `k` if so, else `!`.
+guest!(
+    count_until_power_button,
+    "mov dx, 0x602",
+    "mov ax, 0x100",
+    "out dx, ax",
+    "say 'r'",
+    "xor r8d, r8d",
+    "2: walk",
+    "inc r8",
+    "mov dx, 0x600",
+    "in ax, dx",
+    "test ah, 1",
+    "jz 2b",
+    "mov rbx, 0x200000",
+    "3: cmp qword ptr [rbx], r8",
+    "jne 5f",
+    "add rbx, 0x1000",
+    "cmp rbx, 0x3000000",
+    "jb 3b",
+    "say 'k'",
+    "4: power_off",
+    "hlt",
+    "jmp 4b",
+    "5: say '!'",
+    "jmp 4b",
+);
+
 guest!(
     walk_and_check,
     "say 'r'",

@@ -16,6 +16,51 @@ pub struct Exec {
     pub stderr_bytes: u64,
 }
 
+/// State of a donor that is drained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DrainState {
+    /// Its memory moves to other donors.
+    #[default]
+    Moving,
+    /// All has moved; its lease is ending.
+    Leaving,
+    /// It holds no memory of this VM any more.
+    Done,
+    /// Some of it stayed.
+    Failed,
+}
+
+impl DrainState {
+    /// Its word in texts and in JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Moving => "moving",
+            Self::Leaving => "leaving",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A donor that is drained or was.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DrainUsed {
+    /// Its id.
+    pub node: u32,
+    /// State.
+    pub state: DrainState,
+    /// Memory of the guest that it held at the beginning.
+    pub bytes: u64,
+    /// How much of it has moved to other donors.
+    pub moved_bytes: u64,
+    /// Why some of it stayed; `null` unless that has happened.
+    pub error: Option<String>,
+}
+
 /// How many faults took how long: rising pairs of a latency in microseconds and the number of
 /// faults that took up to that and more than the previous pair. Empty pairs are omitted.
 pub type Distribution = Vec<(f64, u64)>;
@@ -127,6 +172,15 @@ mod tests {
         assert!((timeline.interval_s - seconds).abs() < 1e-9);
         let sum: u64 = timeline.intervals.iter().map(|counts| counts.remote).sum();
         assert_eq!(sum, 2000);
+    }
+
+    #[test]
+    fn states_of_a_drain_have_the_same_word_everywhere() {
+        use DrainState::{Done, Failed, Leaving, Moving};
+        for state in [Moving, Leaving, Done, Failed] {
+            let json = serde_json::to_value(state).expect("JSON");
+            assert_eq!(json, state.word());
+        }
     }
 
     #[test]

@@ -7,7 +7,10 @@ mod coherence;
 mod details;
 
 pub use coherence::{Coherence, HOTTEST_MAX, HotPage, HotPageNode, NodeState, Transfers};
-pub use details::{Distribution, Distributions, Exec, FaultCounts, TIMELINE_SAMPLES_MAX, Timeline};
+pub use details::{
+    Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, TIMELINE_SAMPLES_MAX,
+    Timeline,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -154,6 +157,9 @@ pub struct MemoryUsed {
     /// Pages that donors could neither read nor change; `null` without such donors.
     #[serde(default)]
     pub sealing: Option<SealingUsed>,
+    /// The last donor that was drained; `null` when none was.
+    #[serde(default)]
+    pub drain: Option<DrainUsed>,
 }
 
 /// Sealed pages.

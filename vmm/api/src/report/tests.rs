@@ -93,6 +93,7 @@ fn the_fields_have_the_promised_names() {
             "hotplug": null,
             "replicas": null,
             "sealing": null,
+            "drain": null,
         },
         "boot": { "to_init_ms": null, "restarts": 0 },
         "transport": { "kind": "", "tier": "", "bulk": "" },

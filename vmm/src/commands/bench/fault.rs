@@ -176,7 +176,10 @@ pub(super) fn start_fabric(
                 format!("the donor at {node} is lost: {reason}")
             }
             // No replicas here.
-            FabricEvent::Link(_) | FabricEvent::Degraded { .. } | FabricEvent::Repaired => return,
+            FabricEvent::Link(_)
+            | FabricEvent::Degraded { .. }
+            | FabricEvent::Repaired
+            | FabricEvent::Drained(_) => return,
         };
         // Threads wait for pages that will never arrive.
         logging::report_failure(ExitCode::HostError, &reason);

@@ -25,7 +25,7 @@ fn each_block_that_comes_or_goes_is_told_and_what_fails_is_not() {
         ..RunSettings::default()
     };
     let config = settings.parse().expect("is valid");
-    let fabric_config = fabric_config(&config).expect("is valid");
+    let fabric_config = fabric_config(&config, None).expect("is valid");
     let observer: memory_fabric::fabric::FabricObserver = Arc::new(|_| {});
     let fabric = Fabric::start(&fabric_config, &observer).expect("userfaultfd");
     let changes = Changes::default();

@@ -2,6 +2,7 @@
 
 use super::super::Inner;
 use crate::drain::{Drain, DrainState};
+use crate::fabric::FabricEvent;
 use crate::fabric::adapt::Change;
 use crate::homes::BLOCK_BYTES;
 use std::sync::{Arc, PoisonError};
@@ -45,13 +46,14 @@ impl Inner {
         let stayed = self.shared.homes.ram_blocks_at(node).count() as u64;
         if stayed > 0 {
             let mib = (stayed * BLOCK_BYTES) >> 20;
-            let why = if self.shared.lifecycle.is_stopping() {
-                "the VM ended first".to_owned()
-            } else {
-                format!("a donor to which they were to move was lost; {mib} MiB stay on {node}")
-            };
-            tracing::warn!("{node} is not drained: {why}");
+            if self.shared.lifecycle.is_stopping() {
+                self.set_drain_state(DrainState::Failed("the VM ended first".to_owned()));
+                return;
+            }
+            let why =
+                format!("a donor to which they were to move was lost; {mib} MiB stay on {node}");
             self.set_drain_state(DrainState::Failed(why));
+            self.announce_end();
             return;
         }
         self.set_drain_state(DrainState::Leaving);
@@ -70,6 +72,13 @@ impl Inner {
             }
         }
         self.set_drain_state(DrainState::Done);
-        tracing::info!("{node} is drained: it holds no memory of this VM any more");
+        self.announce_end();
+    }
+
+    /// Notifies the monitor of the end of the last drain.
+    fn announce_end(&self) {
+        if let Some(drain) = self.last_drain() {
+            (self.observer)(FabricEvent::Drained(drain.summary()));
+        }
     }
 }

@@ -1,0 +1,289 @@
+//! Donors that are drained while the guest runs.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use memory_fabric::NodeId;
+use memory_fabric::fabric::{DonorAddress, DrainError, DrainState, DrainSummary, Drains, Fabric};
+use memory_fabric::view::FabricView;
+
+use super::hotplug;
+use crate::control_socket::changes::Changes;
+use crate::control_socket::protocol::{DrainBody, Refusal, RefusalCode};
+use crate::failure::describe;
+use crate::report::{self, DrainUsed};
+
+/// How long a request waits until the memory of a donor begins to move; the preparation continues
+/// after that.
+const PREPARE_TIME_MAX: Duration = Duration::from_secs(8);
+
+/// Drains the donors of a boot. Clones share it.
+#[derive(Clone, Debug)]
+pub struct VmDrains {
+    drains: Drains,
+    view: FabricView,
+    state: Arc<Mutex<State>>,
+    /// Notified of all visible changes.
+    changes: Changes,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The donor for whose memory room is being obtained.
+    preparing: Option<NodeId>,
+    /// Why that failed the last time.
+    error: Option<String>,
+    /// Whether the guest has ended.
+    ended: bool,
+    /// The donors of the configuration, and those that were named as targets.
+    named: Vec<DonorAddress>,
+}
+
+/// A donor that lends at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lender {
+    pub node: NodeId,
+    pub address: Option<SocketAddr>,
+    /// Memory of the guest with its home there.
+    pub bytes: u64,
+}
+
+impl Lender {
+    /// Returns how messages name it.
+    pub fn name(&self) -> String {
+        match self.address {
+            Some(address) => format!("{} ({address})", self.node.0),
+            None => self.node.0.to_string(),
+        }
+    }
+}
+
+impl VmDrains {
+    /// Creates it for a fabric that has donors which can be drained. `changes` is notified by the
+    /// observer when a drain ends.
+    pub fn new(fabric: &Fabric, named: &[DonorAddress], changes: &Changes) -> Option<Self> {
+        let state = State {
+            named: named.to_vec(),
+            ..State::default()
+        };
+        Some(Self {
+            drains: fabric.drains()?,
+            view: fabric.view().clone(),
+            state: Arc::new(Mutex::new(state)),
+            changes: changes.clone(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the guest has ended: nothing changes any more, and all waits end.
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.changes.notify();
+    }
+
+    /// Returns whether the guest has ended.
+    pub fn has_ended(&self) -> bool {
+        self.lock().ended
+    }
+
+    /// Returns the counter of visible changes.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// Returns the donors that lend now.
+    pub fn lenders(&self) -> Vec<Lender> {
+        lenders(&self.view)
+    }
+
+    /// Returns the state of drains.
+    pub fn body(&self) -> DrainBody {
+        // Read first, so that the count is not newer than the rest.
+        let changes = self.changes.count();
+        let state = self.lock();
+        DrainBody {
+            preparing: state.preparing.map(|node| node.0.into()),
+            error: state.error.clone(),
+            drain: self.view.drain().map(|drain| used(&drain)),
+            changes,
+        }
+    }
+
+    /// Begins to drain a donor, and waits up to a limit until its memory moves.
+    pub fn begin(&self, node: NodeId, to: Vec<DonorAddress>) -> Result<(), Refusal> {
+        {
+            let mut state = self.lock();
+            // Not an error of the drain that is in progress.
+            let moving = self.view.drain().filter(|drain| !drain.is_over());
+            if let Some(drain) = moving {
+                return Err(refusal(&DrainError::Draining(drain.node)));
+            }
+            if let Some(other) = state.preparing {
+                let text = format!("{other} is about to be drained; wait until it has left");
+                return Err(Refusal::new(RefusalCode::Busy, text));
+            }
+            state.preparing = Some(node);
+            state.error = None;
+        }
+        self.changes.notify();
+        let (result_sender, result) = bounded(1);
+        let drains = self.clone();
+        let prepare = move || {
+            let begun = drains.drains.drain(node, &to);
+            let begun = begun
+                .map_err(|error| refusal(&error))
+                .inspect_err(|refusal| {
+                    tracing::warn!("{node} is not drained: {}", refusal.text);
+                });
+            {
+                let mut state = drains.lock();
+                state.preparing = None;
+                match &begun {
+                    Ok(_) => state.named.extend(to),
+                    Err(refusal) => state.error = Some(refusal.text.clone()),
+                }
+            }
+            drains.changes.notify();
+            // The receiver may have timed out.
+            let _ = result_sender.try_send(begun.map(drop));
+        };
+        let thread = std::thread::Builder::new().name("drain".into());
+        if let Err(error) = thread.spawn(prepare) {
+            self.lock().preparing = None;
+            self.changes.notify();
+            return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
+        }
+        // A later result is visible in the body.
+        result.recv_timeout(PREPARE_TIME_MAX).unwrap_or(Ok(()))
+    }
+
+    /// Returns the donors for another boot of the guest, if those of its configuration have been
+    /// drained: each that has memory of the guest is asked for at least as much.
+    pub fn donors_for_restart(&self) -> Option<Vec<DonorAddress>> {
+        self.view.drain()?;
+        Some(still_lending(&self.lock().named, &self.lenders()))
+    }
+}
+
+fn lenders(view: &FabricView) -> Vec<Lender> {
+    let links = std::iter::once(None).chain(view.links());
+    let donors = view.nodes().into_iter().zip(links);
+    donors
+        .filter(|(_, link)| link.is_some())
+        .map(|(node, _)| Lender {
+            node: node.id,
+            address: node.address,
+            bytes: node.memory_bytes,
+        })
+        .collect()
+}
+
+/// Returns those of `named` that lend, once each.
+fn still_lending(named: &[DonorAddress], lenders: &[Lender]) -> Vec<DonorAddress> {
+    let mut lent: HashMap<SocketAddr, u64> = HashMap::new();
+    for lender in lenders {
+        if let Some(address) = lender.address {
+            *lent.entry(address).or_default() += lender.bytes;
+        }
+    }
+    let mut left = Vec::new();
+    for donor in named {
+        let Some(bytes) = lent.remove(&donor.address).filter(|bytes| *bytes > 0) else {
+            continue;
+        };
+        left.push(DonorAddress {
+            bytes: donor.bytes.map(|asked| asked.max(bytes)),
+            ..donor.clone()
+        });
+    }
+    left
+}
+
+/// Returns a drain as report and status have it.
+pub fn used(drain: &DrainSummary) -> DrainUsed {
+    let (state, error) = match &drain.state {
+        DrainState::Moving => (report::DrainState::Moving, None),
+        DrainState::Leaving => (report::DrainState::Leaving, None),
+        DrainState::Done => (report::DrainState::Done, None),
+        DrainState::Failed(why) => (report::DrainState::Failed, Some(why.clone())),
+    };
+    DrainUsed {
+        node: drain.node.0.into(),
+        state,
+        bytes: drain.bytes,
+        moved_bytes: drain.moved_bytes,
+        error,
+    }
+}
+
+/// Returns the refusal for an error.
+fn refusal(error: &DrainError) -> Refusal {
+    let code = match error {
+        DrainError::NoDonor(_) => RefusalCode::Malformed,
+        DrainError::Draining(_) => RefusalCode::Busy,
+        DrainError::TooLittle { .. } => RefusalCode::Donor,
+        DrainError::Change(error) => return hotplug::refusal(error),
+        DrainError::Empty(_) | DrainError::Added { .. } | DrainError::Exposed => RefusalCode::State,
+    };
+    Refusal::new(code, describe(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(address: &str, bytes: Option<u64>) -> DonorAddress {
+        DonorAddress {
+            name: None,
+            address: address.parse().expect("an address"),
+            fingerprint: None,
+            bytes,
+        }
+    }
+
+    fn lends(node: u8, address: &str, bytes: u64) -> Lender {
+        Lender {
+            node: NodeId(node),
+            address: Some(address.parse().expect("an address")),
+            bytes,
+        }
+    }
+
+    #[test]
+    fn a_guest_that_is_booted_again_uses_the_donors_that_hold_its_memory() {
+        let (a, b, c) = ("10.0.0.1:7", "10.0.0.2:7", "10.0.0.3:7");
+        let named = [at(a, Some(24)), at(b, Some(24)), at(c, None), at(b, None)];
+        // The first was drained, onto a second lease of the second and onto the third.
+        let lenders = [
+            lends(1, a, 0),
+            lends(2, b, 24),
+            lends(3, b, 10),
+            lends(4, c, 14),
+        ];
+        let left = still_lending(&named, &lenders);
+        assert_eq!(left, [at(b, Some(34)), at(c, None)]);
+        assert_eq!(still_lending(&named, &[]), []);
+    }
+
+    #[test]
+    fn a_second_drain_may_be_tried_again_and_too_little_room_is_about_donors() {
+        let code = |error: DrainError| refusal(&error).code;
+        assert_eq!(code(DrainError::Draining(NodeId(1))), RefusalCode::Busy);
+        assert_eq!(code(DrainError::NoDonor(NodeId(1))), RefusalCode::Malformed);
+        let too_little = DrainError::TooLittle {
+            node: NodeId(1),
+            needed_mib: 24,
+            room_mib: 6,
+            found: "10.0.0.1:7: 6 MiB".into(),
+            missing_mib: 18,
+        };
+        assert_eq!(code(too_little), RefusalCode::Donor);
+        assert_eq!(code(DrainError::Exposed), RefusalCode::State);
+    }
+}
