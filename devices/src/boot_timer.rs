@@ -1,5 +1,6 @@
 //! The time until the guest's init runs.
 
+use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -12,16 +13,32 @@ pub const BOOT_TIMER_INIT_REACHED: u8 = 0x7b;
 
 /// Measures the time from [`start`](Self::start) to the guest's first write of
 /// [`BOOT_TIMER_INIT_REACHED`]. Later writes and other values are ignored; reads return 0xff.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct BootTimer {
     start: OnceLock<Instant>,
     to_init: OnceLock<Duration>,
+    on_init: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl fmt::Debug for BootTimer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BootTimer")
+            .field("start", &self.start)
+            .field("to_init", &self.to_init)
+            .finish_non_exhaustive()
+    }
 }
 
 impl BootTimer {
     /// Creates a timer that is not running.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Sets what to do, once, when the guest's init runs. It is called on the thread that carries out
+    /// the guest's write, and must not wait. Only the first call has an effect.
+    pub fn on_init(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_init.set(Box::new(call));
     }
 
     /// Starts the timer, when the first vCPU is about to run. Only the first call has an effect.
@@ -46,8 +63,13 @@ impl BusDevice for BootTimer {
                 && byte == BOOT_TIMER_INIT_REACHED
                 && let Some(start) = self.start.get()
             {
-                let to_init = *self.to_init.get_or_init(|| start.elapsed());
-                tracing::debug!(?to_init, "the guest's init runs");
+                let to_init = start.elapsed();
+                if self.to_init.set(to_init).is_ok() {
+                    tracing::debug!(?to_init, "the guest's init runs");
+                    if let Some(call) = self.on_init.get() {
+                        call();
+                    }
+                }
             }
         });
     }
@@ -55,6 +77,9 @@ impl BusDevice for BootTimer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -62,16 +87,23 @@ mod tests {
     #[test]
     fn the_first_report_counts() {
         let timer = BootTimer::new();
+        let calls = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&calls);
+        timer.on_init(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
         timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
         assert_eq!(timer.to_init(), None, "the timer was not started");
         timer.start();
         timer.write(0, &[0x7a]);
         assert_eq!(timer.to_init(), None);
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
         timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
         let first = timer.to_init();
         assert!(first.is_some());
         timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
         assert_eq!(timer.to_init(), first);
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 
     proptest! {

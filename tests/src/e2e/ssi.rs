@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::donor::Donor;
-use super::guest::{Finished, Guest, exit, reach_init};
+use super::guest::{Finished, Guest, SHORT, exit, reach_init};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -45,6 +45,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: |context| verified(context, &FOUR, CLOUD),
+    },
+    Scenario {
+        name: "ssi_from_init",
+        about: "a CPU that goes to another host when init runs computes there, and the guest boots as on one host",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: from_init,
     },
     Scenario {
         name: "ssi_offline",
@@ -190,4 +197,88 @@ fn offline(context: &Context<'_>) -> Result {
     ensure!(probe["violations"] == 0, "violations: {probe}");
     ensure!(probe["ssi"]["cpus"].as_array().map(Vec::len) == Some(2));
     Ok(Verdict::Pass)
+}
+
+/// Deadline from the start of a guest to init when all its CPUs are on one host until then.
+const TO_INIT_MAX: Duration = Duration::from_secs(120);
+/// The program of the CPU that moves, by what the shell itself can do. 500,500 is its sum, and the
+/// CPU on which it has run is the 39th field of its `stat`.
+const SUM: &str = "taskset -c 1 sh -c 'echo pinned; i=0; s=0; while [ $i -lt 1000 ]; \
+    do i=$((i+1)); s=$((s+i)); done; echo sum $s; read x < /proc/self/stat; echo stat $x'";
+
+fn from_init(context: &Context<'_>) -> Result {
+    let node = Donor::lending(context, "512M", &["--cpus", "1"])?;
+    let mut guest = Guest {
+        memory: "256M",
+        ..Guest::local(2, SUM)
+    };
+    guest.cmdline.insert_str(0, &format!("{PARAMETERS} "));
+    let flags = [
+        "--node",
+        "10.77.0.2:7700,cpus=1,from=init",
+        "--name",
+        "late",
+    ];
+    guest.more.extend(flags);
+    let started = Instant::now();
+    let process = guest.boot_within(context, TO_INIT_MAX)?;
+    let to_init = started.elapsed();
+    let status = ["/share/ssi-hv", "status", "late", "--json"];
+    // It may wait for a page before it moves.
+    let deadline = Instant::now() + SHORT;
+    loop {
+        let text = context.testbed.host(1).check(&status, SHORT)?;
+        let status: Value = serde_json::from_str(&text)?;
+        if status["vms"][0]["vcpus"][1]["node"] == 1 {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "it has not moved: {status}");
+    }
+    let moved = started.elapsed();
+    let mut times = [Duration::ZERO; 2];
+    for (line, time) in ["pinned", "sum "].into_iter().zip(&mut times) {
+        process
+            .wait_for_line(line, DEADLINE)
+            .with_context(|| format!("the node says: {}", node.stderr()))?;
+        *time = started.elapsed();
+    }
+    let guest = Finished::read(context, process.wait(DEADLINE)?)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    let console = &guest.output.stdout;
+    ensure!(console.contains("sum 500500\r\n"), "console: {console}");
+    ensure!(cpu_of(console) == Some(1), "console: {console}");
+    let transfers = &guest.report["nodes"][1]["transfers"];
+    context.note(format!(
+        "init after {:.0} s, moved after {:.0} s, runs there after {:.0} s, sum after {:.0} s, end after {:.0} s, \
+         {} faults there (emulated)",
+        to_init.as_secs_f64(),
+        moved.as_secs_f64(),
+        times[0].as_secs_f64(),
+        times[1].as_secs_f64(),
+        started.elapsed().as_secs_f64(),
+        transfers["faults"],
+    ));
+    Ok(Verdict::Pass)
+}
+
+/// The CPU on which the process whose `stat` is on the console has run.
+fn cpu_of(console: &str) -> Option<u32> {
+    let (_, stat) = console.split_once("\nstat ")?;
+    let (_, fields) = stat.lines().next()?.rsplit_once(") ")?;
+    // The first of these is the third.
+    fields.split_whitespace().nth(39 - 3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_of_a_process_is_found_on_the_console() {
+        let fields = (4..=52).map(|field| field.to_string());
+        let fields = fields.collect::<Vec<_>>().join(" ");
+        let console = format!("sum 1\r\nstat 77 (sh (x)) R {fields}\r\n");
+        assert_eq!(cpu_of(&console), Some(39));
+        assert_eq!(cpu_of("sum 1\r\n"), None);
+    }
 }

@@ -206,8 +206,12 @@ impl Machine {
             let start = model.start(seats.clock(), size.total, config.hotplug_bytes);
             Primary::start(connections, &interrupts, &shared, &start, &seats)
         });
+        let nodes = nodes.transpose()?;
+        if let Some(mover) = nodes.as_ref().map(Primary::mover) {
+            boot_timer.on_init(move || mover.init_runs());
+        }
         Ok(Self {
-            nodes: nodes.transpose()?,
+            nodes,
             shared,
             vcpus,
             virtio,

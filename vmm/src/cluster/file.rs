@@ -279,6 +279,12 @@ fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, Cluste
         keys.insert("listen".into(), LISTEN_DEFAULT.into());
     }
     let config: NodeSettings = typed(keys).map_err(wrong)?;
+    if !place.from.is_start() && config.cpus == 0 {
+        return Err(wrong(format!(
+            "from = \"{}\" is for vCPUs, and it lends none; give cpus = N, or remove from",
+            place.from
+        )));
+    }
     let name = match &place.name {
         Some(name) => name.clone(),
         None => default_name
@@ -331,6 +337,7 @@ pub(super) fn keys_of_places() -> Vec<String> {
         program: Some("p".into()),
         namespace: true,
         address: "h:1".parse().ok(),
+        from: crate::config::node_arg::CpusFrom::Init,
     };
     let table = file::to_table(&place).expect("is TOML");
     table.keys().cloned().collect()

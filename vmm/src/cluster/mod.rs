@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use self::file::ClusterError;
 use crate::config::address::{Donor, HostPort};
 use crate::config::name::VmName;
-use crate::config::node_arg::NodeArg;
+use crate::config::node_arg::{CpusFrom, NodeArg};
 use crate::config::{NodeSettings, RunSettings};
 
 /// Default address of a node on this host: a free port.
@@ -52,11 +52,14 @@ pub struct Place {
     /// Its address for the VM, if it differs from where it listens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<HostPort>,
+    /// Since when its vCPUs are there.
+    #[serde(skip_serializing_if = "CpusFrom::is_start")]
+    pub from: CpusFrom,
 }
 
 impl Place {
     /// Its keys.
-    const KEYS: [&str; 7] = [
+    const KEYS: [&str; 8] = [
         "name",
         "ssh",
         "ssh-options",
@@ -64,6 +67,7 @@ impl Place {
         "program",
         "namespace",
         "address",
+        "from",
     ];
 }
 
@@ -168,6 +172,7 @@ impl Cluster {
                     address,
                     cpus,
                     memory: Some(node.config.memory).filter(|lent| *lent < self.vm.memory),
+                    from: node.place.from,
                 }),
             }
         }

@@ -122,6 +122,8 @@ fn nodes_with_cpus_run_vcpus_of_the_vm() {
     assert!(words.contains(&"--cpus=2".to_owned()), "{words:?}");
     for (from, to, part) in [
         ("cpus = 4", "cpus = 3", "all 3 vCPUs"),
+        ("cpus = 2", "cpus = 2\nfrom = 'boot'", "`from=boot`"),
+        ("cpus = 2", "cpus = 0\nfrom = 'init'", "it lends none"),
         ("cpus = 2", "cpus = 255", "node node-2: --cpus 255"),
         ("cpus = 2", "", "--donor cannot be used with --node"),
         (

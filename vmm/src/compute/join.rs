@@ -105,7 +105,7 @@ impl Joined {
             silence_max: SILENCE_MAX,
             observer: None,
             barrier: Some(Arc::new(Tables(Arc::clone(shared.fences())))),
-            begin_on_primary: false,
+            from_init: Vec::new(),
         };
         for (node, stream) in streams {
             let prepared = prepare(&stream);

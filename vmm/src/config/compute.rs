@@ -6,7 +6,7 @@ use memory_fabric::fabric::{Compression, TransportKind};
 
 use super::address::HostPort;
 use super::choice::{Numa, Switch};
-use super::node_arg::NODES_MAX;
+use super::node_arg::{CpusFrom, NODES_MAX};
 use super::settings::RunSettings;
 use super::validation::{ValidationError, resolve_permitted};
 use crate::machine::Irqchip;
@@ -26,6 +26,8 @@ pub struct ComputeNode {
     pub cpus: u8,
     /// How much memory it lends.
     pub memory: ByteSize,
+    /// Since when its vCPUs are there.
+    pub from: CpusFrom,
 }
 
 impl RunSettings {
@@ -63,6 +65,7 @@ impl RunSettings {
                 address,
                 cpus: node.cpus,
                 memory: node.memory.unwrap_or(self.memory),
+                from: node.from,
             });
         }
         self.check_lent(&resolved)?;

@@ -1,4 +1,5 @@
-//! A node that runs vCPUs of a VM, as it is named: `HOST:PORT,cpus=N[,memory=SIZE]`.
+//! A node that runs vCPUs of a VM, as it is named:
+//! `HOST:PORT,cpus=N[,memory=SIZE][,from=init]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,6 +23,49 @@ pub struct NodeArg {
     pub cpus: u8,
     /// How much memory it lends; `None` for all of the guest's.
     pub memory: Option<ByteSize>,
+    /// Since when its vCPUs are there.
+    pub from: CpusFrom,
+}
+
+/// Since when the vCPUs of a node are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpusFrom {
+    /// Since the start of the guest.
+    #[default]
+    Start,
+    /// Since the guest has reported that its init runs: until then they are on the primary.
+    Init,
+}
+
+impl CpusFrom {
+    /// Returns whether it is the default, which files do not have.
+    #[must_use]
+    pub fn is_start(&self) -> bool {
+        *self == Self::Start
+    }
+}
+
+impl fmt::Display for CpusFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Start => "start",
+            Self::Init => "init",
+        })
+    }
+}
+
+impl FromStr for CpusFrom {
+    type Err = ParseNodeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "start" => Ok(Self::Start),
+            "init" => Ok(Self::Init),
+            given => Err(ParseNodeError::From {
+                given: given.to_owned(),
+            }),
+        }
+    }
 }
 
 /// Why a text names no such node.
@@ -31,7 +75,9 @@ pub enum ParseNodeError {
     #[error(transparent)]
     Address(#[from] ParseAddressError),
     /// An unknown option follows the address.
-    #[error("`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE]")]
+    #[error(
+        "`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE][,from=init]"
+    )]
     Option {
         /// The unknown part.
         option: String,
@@ -54,6 +100,21 @@ pub enum ParseNodeError {
         /// What was given.
         text: String,
     },
+    /// vCPUs do not come at that time.
+    #[error(
+        "`from={given}` is neither `from=start`, for vCPUs that are on the node from the start of the \
+         guest, nor `from=init`, for such that go there when the guest's init runs"
+    )]
+    From {
+        /// What was given.
+        given: String,
+    },
+    /// The time is given more than once.
+    #[error("`{text}` has from= twice; give it once")]
+    FromTwice {
+        /// What was given.
+        text: String,
+    },
     /// No node runs so many.
     #[error("`cpus={given}` is not a number from 1 to {CPUS_MAX}")]
     CpusRange {
@@ -65,9 +126,12 @@ pub enum ParseNodeError {
 impl fmt::Display for NodeArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{},cpus={}", self.address, self.cpus)?;
-        match self.memory {
-            Some(memory) => write!(f, ",memory={memory}"),
-            None => Ok(()),
+        if let Some(memory) = self.memory {
+            write!(f, ",memory={memory}")?;
+        }
+        match self.from {
+            CpusFrom::Start => Ok(()),
+            from => write!(f, ",from={from}"),
         }
     }
 }
@@ -78,12 +142,18 @@ impl FromStr for NodeArg {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default().parse()?;
-        let (mut cpus, mut memory) = (None, None);
+        let (mut cpus, mut memory, mut from) = (None, None, None);
         let unclear = || ParseNodeError::Cpus { text: text.into() };
         for option in parts {
             if let Some(given) = option.strip_prefix("memory=") {
                 if memory.replace(given.parse()?).is_some() {
                     return Err(ParseNodeError::MemoryTwice { text: text.into() });
+                }
+                continue;
+            }
+            if let Some(given) = option.strip_prefix("from=") {
+                if from.replace(given.parse()?).is_some() {
+                    return Err(ParseNodeError::FromTwice { text: text.into() });
                 }
                 continue;
             }
@@ -106,11 +176,13 @@ impl FromStr for NodeArg {
             address,
             cpus,
             memory,
+            from: from.unwrap_or_default(),
         })
     }
 }
 
 serde_as_text!(NodeArg);
+serde_as_text!(CpusFrom);
 
 #[cfg(test)]
 mod tests {
@@ -133,5 +205,28 @@ mod tests {
         assert!(refused("h:1,cpus=1,memory=x").contains("`x`"));
         assert!(refused("h:1,cpus=1,memory=1G,memory=2G").contains("twice"));
         assert!(refused("h,cpus=1").contains("no valid port"));
+    }
+
+    #[test]
+    fn the_vcpus_of_a_node_come_at_the_start_or_with_init() {
+        let node = |text: &str| text.parse::<NodeArg>();
+        let late = node("h:1,from=init,cpus=2,memory=1G").expect("a node");
+        assert_eq!(late.from, CpusFrom::Init);
+        assert_eq!(late.to_string(), "h:1,cpus=2,memory=1G,from=init");
+        assert_eq!(node(&late.to_string()), Ok(late));
+        let soon = node("h:1,cpus=2,from=start").expect("a node");
+        assert_eq!(
+            (soon.from, soon.to_string()),
+            (CpusFrom::Start, "h:1,cpus=2".into())
+        );
+        let refused = |text: &str| node(text).expect_err(text).to_string();
+        let text = refused("h:1,cpus=1,from=boot");
+        assert!(
+            text.contains("`from=boot`") && text.contains("`from=init`"),
+            "{text}"
+        );
+        let text = refused("h:1,cpus=1,from=init,from=init");
+        assert!(text.contains("from= twice"), "{text}");
+        assert!(refused("h:1,from=init").contains("exactly once"));
     }
 }

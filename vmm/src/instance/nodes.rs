@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use devices::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT};
 use memory_fabric::compute::{
     ComputeRequest, ComputeTable, Listeners, Membership, SharedGuest, SharingError, member,
 };
@@ -18,6 +19,7 @@ use crate::compute::{JoinError, Joined, LentCpus, byte_ranges, random_vm};
 use crate::config::RunConfig;
 use crate::config::compute::ComputeNode;
 use crate::config::name::called;
+use crate::config::node_arg::CpusFrom;
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
 use crate::machine::{
@@ -43,7 +45,23 @@ fn named(nodes: &[ComputeNode], place: u8) -> String {
     }
 }
 
-/// The node of each vCPU: those of this host come first.
+/// The nodes whose vCPUs begin on this host.
+fn from_init(nodes: &[ComputeNode]) -> Vec<u8> {
+    let nodes = (1..).zip(nodes);
+    let late = nodes.filter(|(_, node)| node.from == CpusFrom::Init);
+    late.map(|(place, _)| place).collect()
+}
+
+/// The nodes of `from=init`, as messages name them.
+fn named_from_init(nodes: &[ComputeNode]) -> Option<String> {
+    let names: Vec<_> = from_init(nodes)
+        .into_iter()
+        .map(|place| named(nodes, place))
+        .collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+/// The node that has a CPU for each vCPU: those of this host come first.
 fn owners(config: &RunConfig) -> Vec<u8> {
     let elsewhere = (1..)
         .zip(&config.nodes)
@@ -132,14 +150,29 @@ impl OtherNodes {
                 let memory = nodes.iter().map(|node| node.memory);
                 let memory = [config.local_memory].into_iter().chain(memory);
                 let memory = memory.map(ByteSize::bytes);
+                let late = from_init(&nodes);
+                if let Some(names) = named_from_init(&nodes) {
+                    tracing::info!(
+                        "the vCPUs of {names} begin on this host, and move when the guest's init \
+                         reports that it runs, by writing {BOOT_TIMER_INIT_REACHED:#x} to port \
+                         {BOOT_TIMER_PORT:#x}"
+                    );
+                }
+                let mut owners = owners(config);
+                owners.iter_mut().for_each(|owner| {
+                    if late.contains(owner) {
+                        *owner = 0;
+                    }
+                });
                 let seen = Arc::new(NodesSeen::new(
                     addresses.collect(),
                     memory.collect(),
-                    owners(config),
+                    owners,
                     Arc::clone(shared.stats()),
                     lost,
                 ));
                 links.observer = Some(Arc::clone(&seen) as _);
+                links.from_init = late;
                 let others = Self {
                     nodes,
                     lent,
@@ -188,8 +221,22 @@ impl OtherNodes {
     }
 
     /// Releases the nodes after the end of the run. `all_ended`: no thread touches the guest's
-    /// memory any more. Returns the failure if a node was lost.
-    pub fn end(self, outcome: &Result<Outcome, MachineError>, all_ended: bool) -> Option<Failure> {
+    /// memory any more. `init_ran`: the guest has reported its init. Returns the failure if a node
+    /// was lost.
+    pub fn end(
+        self,
+        outcome: &Result<Outcome, MachineError>,
+        all_ended: bool,
+        init_ran: bool,
+    ) -> Option<Failure> {
+        if let Some(names) = named_from_init(&self.nodes)
+            && !init_ran
+        {
+            tracing::warn!(
+                "the guest has not reported that its init runs: the vCPUs of {names} with from=init \
+                 stayed on this host, unless `ssi-hv move` has moved them"
+            );
+        }
         let stats = Arc::clone(self.shared.stats());
         tracing::info!(
             faults = stats.faults.get(),

@@ -332,13 +332,14 @@ impl Run<'_> {
         }
         report.timeline = sampler.finish();
         let all_ended = handle.all_vcpus_ended();
-        let lost = others.and_then(|others| others.end(&outcome, all_ended));
+        let init_ran = handle.time_to_init().is_some();
+        let lost = others.and_then(|others| others.end(&outcome, all_ended, init_ran));
         let all_vcpus_ended = finish(config, fabric, &handle, &booted, report);
         if let Some(lost) = lost {
             return Err(lost);
         }
         if let Some(exec) = self.exec {
-            let code = exec.verdict(outcome, handle.time_to_init().is_some())?;
+            let code = exec.verdict(outcome, init_ran)?;
             return Ok((code, all_vcpus_ended));
         }
         let code = match outcome? {

@@ -49,8 +49,9 @@ pub struct NodesConfig {
     pub me: NodeNumber,
     /// The node that has a CPU for each vCPU. The first is the primary's.
     pub owners: Vec<NodeNumber>,
-    /// On the primary: all vCPUs begin there, and not each on the node that has a CPU for it.
-    pub begin_on_primary: bool,
+    /// On the primary: the nodes whose vCPUs begin there, and move when the guest has reported that
+    /// its init runs.
+    pub from_init: Vec<NodeNumber>,
     /// A connection to each other node.
     pub connections: Vec<(NodeNumber, Box<dyn Stream>)>,
     /// A node that is silent for so long is lost.
@@ -261,6 +262,8 @@ pub(crate) struct Connections {
     receivers: Vec<Receiver>,
     /// The node that has a CPU for each vCPU.
     lent: Vec<NodeNumber>,
+    /// The nodes whose vCPUs begin here.
+    from_init: Vec<NodeNumber>,
 }
 
 /// Makes links of connections.
@@ -293,12 +296,12 @@ impl Connections {
             .into_iter()
             .map(connect)
             .collect::<Result<(Vec<_>, Vec<_>), _>>()?;
-        let lent = config.owners;
-        let owners = if config.begin_on_primary {
-            vec![config.me; lent.len()]
-        } else {
-            lent.clone()
+        let (lent, from_init) = (config.owners, config.from_init);
+        let begins = |owner: &NodeNumber| match from_init.contains(owner) {
+            true => config.me,
+            false => *owner,
         };
+        let owners: Vec<_> = lent.iter().map(begins).collect();
         let nodes = Nodes::new(config.me, &lent, links, None, None);
         nodes.check(cpus)?;
         if !nodes.is_here(0) {
@@ -310,6 +313,7 @@ impl Connections {
             nodes: Arc::new(nodes),
             receivers,
             lent,
+            from_init,
         })
     }
 

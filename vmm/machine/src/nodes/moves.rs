@@ -117,6 +117,14 @@ impl Moves {
     }
 }
 
+/// What an order to go to a node has done.
+enum Ordered {
+    /// The vCPU goes there.
+    Goes,
+    /// It is there already.
+    IsThere,
+}
+
 /// Moves the vCPUs of a machine, on its primary.
 #[derive(Debug)]
 pub(crate) struct Mover {
@@ -124,11 +132,39 @@ pub(crate) struct Mover {
     seats: Arc<Seats>,
     /// The node that has a CPU for each vCPU.
     lent: Vec<NodeNumber>,
+    /// The nodes to which vCPUs move with the guest's init.
+    from_init: Vec<NodeNumber>,
 }
 
 impl Mover {
-    pub fn new(nodes: Arc<Nodes>, seats: Arc<Seats>, lent: Vec<NodeNumber>) -> Self {
-        Self { nodes, seats, lent }
+    pub fn new(
+        nodes: Arc<Nodes>,
+        seats: Arc<Seats>,
+        lent: Vec<NodeNumber>,
+        from_init: Vec<NodeNumber>,
+    ) -> Self {
+        Self {
+            nodes,
+            seats,
+            lent,
+            from_init,
+        }
+    }
+
+    /// The guest's init runs: orders the vCPUs that have waited for it here to go to their nodes. Does
+    /// not wait. One that a command has moved before stays where it is.
+    pub fn init_runs(&self) {
+        let me = self.nodes.me;
+        let owners = self.owners();
+        for (cpu, (to, owner)) in (0..).zip(self.lent.iter().zip(owners)) {
+            if owner != me || !self.from_init.contains(to) {
+                continue;
+            }
+            match self.order(cpu, *to) {
+                Ok(_) => tracing::info!(cpu, node = to, "the guest's init runs: a vCPU moves"),
+                Err(error) => tracing::warn!("vCPU {cpu} stays on this host: {error}"),
+            }
+        }
     }
 
     /// Returns the node that each vCPU is on, or moves to.
@@ -147,42 +183,49 @@ impl Mover {
         let nodes = self.nodes.links.len() + 1;
         let to = to.ok_or(MoveError::NoNode { node, nodes })?;
         let until = Instant::now() + MOVE_TIME_MAX;
-        {
-            let mut state = self.nodes.moves.lock();
-            if state.has_ended {
-                return Err(MoveError::Ended);
-            }
-            if let Some(to) = state.moving.get(&cpu) {
-                return Err(MoveError::Moves { cpu, to: *to });
-            }
-            let owners = self.owners();
-            let owner = owners.get(usize::from(cpu)).copied().unwrap_or(me);
-            if owner == to {
-                return Ok(());
-            }
-            // The primary's vCPUs share its CPUs with its devices anyway.
-            let lent = self.lent.iter().filter(|node| **node == to).count();
-            let here = (0..).zip(&owners);
-            let here = here.filter(|(other, owner)| {
-                let goes_to = state.moving.get(other).unwrap_or(owner);
-                *goes_to == to
-            });
-            if to != me && here.count() >= lent {
-                return Err(MoveError::NoCpuLent { node: to, lent });
-            }
-            state.moving.insert(cpu, to);
-            let ordered = match self.nodes.link(owner) {
-                Some(link) => {
-                    link.send(&Message::Move { cpu, to });
-                    true
-                }
-                None => self.seats.order(cpu, to),
-            };
-            if !ordered {
-                state.moving.remove(&cpu);
-                return Err(MoveError::Ended);
-            }
+        match self.order(cpu, to)? {
+            Ordered::Goes => self.nodes.moves.wait(cpu, to, until),
+            Ordered::IsThere => Ok(()),
         }
-        self.nodes.moves.wait(cpu, to, until)
+    }
+
+    /// Orders a vCPU to go to a node, and does not wait.
+    fn order(&self, cpu: u8, to: NodeNumber) -> Result<Ordered, MoveError> {
+        let me = self.nodes.me;
+        let mut state = self.nodes.moves.lock();
+        if state.has_ended {
+            return Err(MoveError::Ended);
+        }
+        if let Some(to) = state.moving.get(&cpu) {
+            return Err(MoveError::Moves { cpu, to: *to });
+        }
+        let owners = self.owners();
+        let owner = owners.get(usize::from(cpu)).copied().unwrap_or(me);
+        if owner == to {
+            return Ok(Ordered::IsThere);
+        }
+        // The primary's vCPUs share its CPUs with its devices anyway.
+        let lent = self.lent.iter().filter(|node| **node == to).count();
+        let here = (0..).zip(&owners);
+        let here = here.filter(|(other, owner)| {
+            let goes_to = state.moving.get(other).unwrap_or(owner);
+            *goes_to == to
+        });
+        if to != me && here.count() >= lent {
+            return Err(MoveError::NoCpuLent { node: to, lent });
+        }
+        state.moving.insert(cpu, to);
+        let ordered = match self.nodes.link(owner) {
+            Some(link) => {
+                link.send(&Message::Move { cpu, to });
+                true
+            }
+            None => self.seats.order(cpu, to),
+        };
+        if !ordered {
+            state.moving.remove(&cpu);
+            return Err(MoveError::Ended);
+        }
+        Ok(Ordered::Goes)
     }
 }

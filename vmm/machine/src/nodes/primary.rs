@@ -40,6 +40,7 @@ impl Primary {
             nodes,
             receivers,
             lent,
+            from_init,
         } = connections;
         let InterruptController::User(chip) = interrupts else {
             let reason = "KVM's interrupt controllers do not reach other hosts".to_owned();
@@ -51,7 +52,7 @@ impl Primary {
             seats: Arc::clone(seats),
             shared: Arc::clone(shared),
         };
-        let mover = Mover::new(Arc::clone(&nodes), Arc::clone(seats), lent);
+        let mover = Mover::new(Arc::clone(&nodes), Arc::clone(seats), lent, from_init);
         let mut primary = Self {
             nodes,
             threads: Vec::new(),

@@ -53,7 +53,7 @@ fn nodes_config(me: u8, peer: u8, owners: &[u8], stream: UnixStream) -> NodesCon
         silence_max: SILENCE_MAX,
         observer: None,
         barrier: None,
-        begin_on_primary: false,
+        from_init: Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -19,6 +19,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Starts a VM with 2 vCPUs, the second of them on the node, which may have options.
 pub(super) fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Child {
+    let mut command = on_two_nodes(place, node, code, more);
+    command.spawn().expect("it starts")
+}
+
+/// The command that does so.
+pub(super) fn on_two_nodes(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Command {
     let kernel = place.directory.path().join("kernel");
     fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
     let kernel = kernel.to_str().expect("UTF-8");
@@ -32,7 +38,7 @@ pub(super) fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Ch
     ];
     let mut command = place.command(&arguments.concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().expect("it starts")
+    command
 }
 
 /// Starts a VM without other nodes.

@@ -1,14 +1,15 @@
 //! `ssi-hv move`.
 
-use std::io::Read as _;
-use std::process::{Child, Output};
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use ssi_hv::exit::ExitCode;
 use tiny_guests::halt_for_ever;
-use tiny_guests::nodes::work_on_two_nodes;
+use tiny_guests::nodes::{init_on_two_nodes, work_on_two_nodes};
 
-use super::commands::{children_of, code, code_of, halted, signal, start};
+use super::commands::{children_of, code, code_of, halted, on_two_nodes, signal, start};
 use crate::running::{Place, end, node};
 use crate::support::kvm_is_there;
 
@@ -34,6 +35,66 @@ fn refused(place: &Place, cpu: &str, to: &str, text: &str) {
     assert_eq!(code_of(&output), Some(1), "{output:?}");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains(text), "{error}");
+}
+
+/// The node of each vCPU, as the status has it.
+fn nodes_of_vcpus(place: &Place) -> Vec<u64> {
+    let status = place.json(&["status", "two", "--json"]);
+    let vcpus = status["vms"][0]["vcpus"].as_array().expect("vCPUs").clone();
+    let nodes = vcpus.iter().map(|vcpu| vcpu["node"].as_u64());
+    nodes.collect::<Option<_>>().expect("numbers")
+}
+
+/// Time between two looks at a status, which has no event.
+const PAUSE: Duration = Duration::from_millis(20);
+
+#[test]
+fn a_vcpu_goes_to_its_node_when_the_guests_init_runs() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_node, address) = node(&place, &["--cpus", "1"]);
+    let late = format!("{address},from=init");
+    let mut vm = on_two_nodes(&place, &late, init_on_two_nodes::code(), &[]);
+    let mut vm = vm.stdin(Stdio::piped()).spawn().expect("it starts");
+    let mut keyboard = vm.stdin.take().expect("a pipe");
+    wait_for(&mut vm, b'a');
+    assert_eq!(nodes_of_vcpus(&place), [0, 0], "before init");
+    keyboard.write_all(b"x").expect("is read");
+    wait_for(&mut vm, b'b');
+    let deadline = Instant::now() + end::LIMIT;
+    while nodes_of_vcpus(&place) != [0, 1] {
+        assert!(Instant::now() < deadline, "it does not move");
+        std::thread::sleep(PAUSE);
+    }
+    keyboard.write_all(b"y").expect("is read");
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), Some(0), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "k");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("begin on this host"), "{said}");
+    assert!(!said.contains("stayed on this host"), "{said}");
+}
+
+#[test]
+fn a_guest_that_does_not_report_init_keeps_its_vcpus_and_the_user_is_told() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_node, address) = node(&place, &["--cpus", "1"]);
+    let late = format!("{address},from=init");
+    let mut vm = start(&place, &late, work_on_two_nodes::code(), &[]);
+    wait_for(&mut vm, b'b');
+    assert_eq!(nodes_of_vcpus(&place), [0, 0]);
+    assert_eq!(code_of(&run(&place, &["shutdown", "two"])), Some(0));
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), Some(0), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "lk");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let stayed = format!("node {address} (number 1) with from=init stayed on this host");
+    assert!(said.contains(&stayed), "{said}");
 }
 
 #[test]
@@ -111,6 +172,59 @@ fn a_node_that_freezes_before_its_vcpu_leaves_ends_the_vm() {
     let output = end::rest_of(vm, end::LIMIT);
     assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{output:?}");
     signal(&process, libc::SIGCONT);
+}
+
+/// Orders a vCPU to go to a node twice at once, and waits until one order is refused since the other is
+/// carried out. Returns the command of that one.
+fn in_the_middle_of_a_move(place: &Place, to: &str) -> Child {
+    let order = || {
+        let mut command = place.command(&["move", "two", "--cpu", "1", "--to", to]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let mut orders = vec![order(), order()];
+    let deadline = Instant::now() + end::LIMIT;
+    let refused = loop {
+        let has_ended = |order: &mut Child| order.try_wait().expect("is a child").is_some();
+        if let Some(ended) = orders.iter_mut().position(has_ended) {
+            break orders.remove(ended);
+        }
+        assert!(Instant::now() < deadline, "both orders are carried out");
+        std::thread::sleep(PAUSE);
+    };
+    let refused = end::rest_of(refused, end::LIMIT);
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("vCPU 1 moves to node"), "{error}");
+    orders.remove(0)
+}
+
+#[test]
+fn a_node_that_is_killed_in_the_middle_of_a_move_ends_the_vm_by_its_name() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (node, address) = node(&place, &["--cpus", "1"]);
+    for to in ["1", "primary"] {
+        let mut vm = start(&place, &address, work_on_two_nodes::code(), &[]);
+        wait_for(&mut vm, b'b');
+        if to == "1" {
+            let output = run(&place, &["move", "two", "--cpu", "1", "--to", "primary"]);
+            assert_eq!(code_of(&output), Some(0), "{output:?}");
+        }
+        let process = children_of(&node.pid()).pop().expect("its process");
+        // It neither answers that the vCPU comes, nor gives it away.
+        signal(&process, libc::SIGSTOP);
+        let order = in_the_middle_of_a_move(&place, to);
+        signal(&process, libc::SIGKILL);
+        let output = end::rest_of(vm, end::LIMIT);
+        assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{output:?}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        let lost = format!("node {address} (number 1) is lost");
+        assert!(error.contains(&lost), "{error}");
+        let order = end::rest_of(order, end::LIMIT);
+        assert_eq!(code_of(&order), Some(1), "{order:?}");
+    }
 }
 
 #[test]
