@@ -365,6 +365,7 @@ two_cpu_guest!(
     "call 7f",
     "test r12d, r12d",
     "jnz 3f",
+    "mov ebx, 0x211000",
     "cmp dword ptr [rbx], 600",
     "jne 88f",
     "say 'b'",
