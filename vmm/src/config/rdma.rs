@@ -3,15 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use memory_fabric::fabric::TransportKind;
 use memory_fabric::rdma::settings::{Retries, SERVICE_LEVEL_MAX, TIMEOUT_EXPONENTS};
 use memory_fabric::rdma::{DeviceChoice, Mtu, Settings, Waiting};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::settings::RunSettings;
-use super::validation::ValidationError;
-use super::{Choice as _, PAGE_SIZE_BYTES};
+use super::PAGE_SIZE_BYTES;
 use crate::size::ByteSize;
 
 /// The keys.
@@ -224,23 +221,6 @@ impl<'de> Deserialize<'de> for RdmaArg {
     }
 }
 
-impl RunSettings {
-    /// Returns the settings of RDMA, if it may be used.
-    pub(super) fn checked_rdma(&self) -> Result<Settings, ValidationError> {
-        let Some(rdma) = &self.rdma else {
-            return Ok(Settings::default());
-        };
-        match self.transport {
-            TransportKind::Auto | TransportKind::Rdma | TransportKind::Hybrid => {
-                Ok(rdma.settings().clone())
-            }
-            TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => {
-                Err(ValidationError::RdmaUnused(self.transport.word()))
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,27 +271,6 @@ mod tests {
             text.contains("`gid` is not a key") && text.contains("gid-index"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn settings_of_connections_that_are_not_made_are_refused() {
-        let mut settings = RunSettings {
-            rdma: Some("mtu=1024".parse().expect("settings")),
-            ..RunSettings::default()
-        };
-        let mtu = |settings: &RunSettings| {
-            let rdma = settings.checked_rdma()?;
-            Ok::<_, ValidationError>(rdma.mtu.map(|mtu| mtu.bytes()))
-        };
-        assert_eq!(mtu(&settings).expect("auto uses RDMA"), Some(1024));
-        settings.transport = TransportKind::Tcp;
-        let text = mtu(&settings).expect_err("no RDMA").to_string();
-        assert_eq!(
-            text,
-            "--rdma has no effect with --transport tcp; remove one of them"
-        );
-        settings.rdma = None;
-        assert_eq!(mtu(&settings).expect("nothing is set"), None);
     }
 
     #[test]

@@ -329,3 +329,24 @@ fn a_command_is_not_run_again_and_again() {
         &["--exec", "--on-reboot restart", "remove one"],
     );
 }
+
+#[test]
+fn settings_of_connections_that_are_not_made_are_refused() {
+    let mut settings = RunSettings {
+        rdma: Some("mtu=1024".parse().expect("settings")),
+        ..RunSettings::default()
+    };
+    let mtu = |settings: &RunSettings| {
+        let rdma = settings.checked_rdma()?;
+        Ok::<_, ValidationError>(rdma.mtu.map(|mtu| mtu.bytes()))
+    };
+    assert_eq!(mtu(&settings).expect("auto uses RDMA"), Some(1024));
+    settings.transport = TransportKind::Tcp;
+    let text = mtu(&settings).expect_err("no RDMA").to_string();
+    assert_eq!(
+        text,
+        "--rdma has no effect with --transport tcp; remove one of them"
+    );
+    settings.rdma = None;
+    assert_eq!(mtu(&settings).expect("nothing is set"), None);
+}

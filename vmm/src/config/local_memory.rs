@@ -1,0 +1,81 @@
+//! How much of a guest's memory is local.
+
+use memory_fabric::BLOCK_BYTES;
+use memory_fabric::fabric::{TransportKind, replicated_blocks};
+
+use super::LOCAL_MEMORY_MIN;
+use super::settings::RunSettings;
+use super::validation::{ValidationError, check_size};
+use crate::size::ByteSize;
+
+impl RunSettings {
+    /// How much is here at once: what was said, or all, or what the donors leave.
+    pub(super) fn checked_local_memory(&self) -> Result<ByteSize, ValidationError> {
+        let memory = self.memory;
+        let asked = self.memory_asked_of_donors();
+        let local = match (self.local_memory, asked) {
+            (Some(local), _) => local,
+            (None, _) if self.donors.is_empty() => memory,
+            (None, Some(lent)) => memory.saturating_sub(lent).max(LOCAL_MEMORY_MIN),
+            (None, None) => return Err(ValidationError::LocalMemoryNotGiven { memory }),
+        };
+        check_size("--local-memory", local, LOCAL_MEMORY_MIN)?;
+        // What is beyond the guest's memory is a cache for what donors add.
+        let added = self.hotplug_memory.unwrap_or(ByteSize::ZERO);
+        let limit = memory.saturating_add(added);
+        if local > limit {
+            return Err(match self.hotplug_memory {
+                None => ValidationError::LocalAboveMemory { local, memory },
+                Some(hotplug) => ValidationError::LocalAboveAllMemory {
+                    local,
+                    memory,
+                    hotplug,
+                    limit,
+                },
+            });
+        }
+        let is_alone = self.donors.is_empty() && self.nodes.is_empty();
+        if local < memory && is_alone && self.transport != TransportKind::Loopback {
+            let missing = memory.saturating_sub(local);
+            return Err(ValidationError::NoDonor {
+                local,
+                memory,
+                missing,
+            });
+        }
+        match asked {
+            Some(lent) if !self.donors.is_empty() && local.saturating_add(lent) < memory => {
+                if self.replicas > 1 {
+                    return Err(ValidationError::DonorsTooSmallForReplicas {
+                        memory,
+                        local,
+                        held: lent,
+                    });
+                }
+                Err(ValidationError::DonorsTooSmall {
+                    memory,
+                    local,
+                    lent,
+                })
+            }
+            _ => Ok(local),
+        }
+    }
+
+    /// The guest memory that the donors can hold with what they are asked for; `None` when one of
+    /// them leaves it open.
+    fn memory_asked_of_donors(&self) -> Option<ByteSize> {
+        let asked: Option<Vec<ByteSize>> = self.donors.iter().map(|donor| donor.memory).collect();
+        let asked = asked?;
+        if self.replicas == 1 {
+            let sum = |sum: ByteSize, memory: ByteSize| sum.saturating_add(memory);
+            return Some(asked.into_iter().fold(ByteSize::ZERO, sum));
+        }
+        let blocks = asked
+            .iter()
+            .map(|memory| u32::try_from(memory.bytes() / BLOCK_BYTES).unwrap_or(u32::MAX));
+        let blocks: Vec<u32> = blocks.collect();
+        let held = u64::from(replicated_blocks(&blocks));
+        Some(ByteSize::from_bytes(held * BLOCK_BYTES))
+    }
+}
