@@ -39,7 +39,7 @@ pub struct Header {
     epoch: U64,
 }
 
-// The layout of version 8.
+// The layout since version 8.
 const _: () = assert!(size_of::<Header>() == 40);
 const _: () = assert!(align_of::<Header>() == 1);
 const _: () = assert!(offset_of!(Header, kind) + 1 == PREFIX_BYTES);

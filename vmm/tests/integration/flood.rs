@@ -243,7 +243,7 @@ fn flooded(addresses: usize, credentials: bool) {
         first: if credentials {
             &[22, 3, 1, 2, 0, 1]
         } else {
-            b"SV\x08\x01\x00"
+            b"SV\x09\x01\x00"
         },
     };
     let stop = AtomicBool::new(false);
