@@ -212,7 +212,7 @@ mod tests {
         let node = |text: &str| text.parse::<NodeArg>();
         let late = node("h:1,from=init,cpus=2,memory=1G").expect("a node");
         assert_eq!(late.from, CpusFrom::Init);
-        assert_eq!(late.to_string(), "h:1,cpus=2,memory=1G,from=init");
+        assert_eq!(late.to_string(), "h:1,cpus=2,memory=1 GiB,from=init");
         assert_eq!(node(&late.to_string()), Ok(late));
         let soon = node("h:1,cpus=2,from=start").expect("a node");
         assert_eq!(

@@ -301,6 +301,7 @@ prefetch = "auto"
 donor-grace = 30
 insecure = false
 sandbox = "on"
+merge-tables = "off"
 "#
     );
 }
