@@ -25,6 +25,7 @@ pub mod client;
 pub mod directory;
 pub mod files;
 pub mod protocol;
+mod refusing;
 pub mod route;
 pub mod server;
 mod workers;

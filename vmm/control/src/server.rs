@@ -18,7 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
@@ -28,9 +28,10 @@ use super::changes::NextChange;
 use super::directory::{Directory, DirectoryError, Kind, VARIABLE};
 use super::files;
 use super::protocol::{
-    BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, ErrorBody, HEAD_BYTES_MAX,
-    REQUEST_TIME_MAX, Refusal, RefusalCode, WAITS_MAX,
+    BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_TIME_MAX,
+    Refusal, RefusalCode, WAITS_MAX,
 };
+use super::refusing::{body_of, linger, refusal_bytes, refuse};
 use super::route::{Answer, Done, JSON, Route, Service};
 use super::workers::Workers;
 use ssi_hv_api::name::VmName;
@@ -371,48 +372,6 @@ async fn attend<S: Send + Sync>(stream: impl AsyncRead + AsyncWrite + Unpin, inn
     let _ = stream.shutdown().await;
     drop(answering);
     linger(&mut stream).await;
-}
-
-/// Refuses a client, whatever it asks for.
-async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refusal: &Refusal) {
-    tracing::warn!(
-        reason = refusal.text,
-        "a client of the control socket is refused"
-    );
-    let _ = stream.write_all(&refusal_bytes(refusal)).await;
-    let _ = stream.shutdown().await;
-    linger(&mut stream).await;
-}
-
-/// Reads the rest of a request that was refused before its end. Closing the connection earlier
-/// would give the client a broken pipe, which many programs report instead of the refusal.
-async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
-    let mut nothing = [0; 4096];
-    let drain = async { while let Ok(1..) = stream.read(&mut nothing).await {} };
-    let _ = timeout(REQUEST_TIME_MAX, drain).await;
-}
-
-/// Formats a refusal for a connection without a valid request.
-fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
-    let status = StatusCode::from_u16(refusal.code.status());
-    let reason = status.ok().and_then(|status| status.canonical_reason());
-    let body = body_of(refusal);
-    let head = format!(
-        "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\nconnection: close\r\n\
-         content-length: {}\r\n\r\n",
-        refusal.code.status(),
-        reason.unwrap_or_default(),
-        body.len()
-    );
-    [head.into_bytes(), body].concat()
-}
-
-fn body_of(refusal: &Refusal) -> Vec<u8> {
-    let body = ErrorBody {
-        error: refusal.clone(),
-    };
-    // A code and a string can always be serialized.
-    serde_json::to_vec(&body).unwrap_or_default()
 }
 
 /// Executes a request and returns its answer or refusal.
