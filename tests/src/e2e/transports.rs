@@ -16,9 +16,6 @@ const BENCH_DEADLINE: Duration = Duration::from_secs(180);
 const PROBE: &str = "faultprobe --bytes 64M";
 const PROBE_BYTES: u64 = 64 << 20;
 
-/// Upper bound of a READ of 4 KiB at p50, relative to perftest's typical one.
-const RATIO_TO_PERFTEST_MAX: f64 = 1.25;
-
 /// Scenarios that compare times.
 pub(super) const MEASURED: &[Scenario] = &[Scenario {
     name: "bench_transport",
@@ -74,7 +71,6 @@ fn bench(context: &Context<'_>) -> anyhow::Result<()> {
         "1",
         "--json",
     ];
-    let before_4k = perftest(one, two, "ib_read_lat", 4096)?;
     let text = one.check(&argv, BENCH_DEADLINE)?;
     let result: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
     ensure!(
@@ -109,13 +105,7 @@ fn bench(context: &Context<'_>) -> anyhow::Result<()> {
             carried.unwrap_or(f64::NAN) / 1e6
         ));
         if kind == "rdma" {
-            // The other load of the machine changes between the measurements.
-            let ratio = page / read_4k.max(before_4k);
-            context.note(format!("p50 of 4 KiB / ib_read_lat: {ratio:.2}"));
-            ensure!(
-                ratio <= RATIO_TO_PERFTEST_MAX,
-                "a READ takes {page} us, {read_4k} and {before_4k} us by ib_read_lat"
-            );
+            context.note(format!("p50 of 4 KiB / ib_read_lat: {:.2}", page / read_4k));
         }
     }
     let registered = result

@@ -173,7 +173,7 @@ pub(super) struct RunArgs {
     )]
     replicas: u32,
 
-    /// HOST:PORT,cpus=N[,memory=SIZE][,from=init]; repeatable
+    /// HOST:PORT,cpus=N[,memory=SIZE]...; repeatable
     #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
     nodes: Vec<NodeArg>,
 
