@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -12,6 +13,10 @@ pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 
 /// Memory left to the rest of the guest; without it, the kernel would kill this process midway.
 const RESERVE_BYTES: u64 = 48 << 20;
+/// How often, and at what interval, the kernel is asked for the free memory until there is enough.
+/// Pages that a guest is reporting to its balloon as free count as used for the time of the report.
+const ROOM_TRIES: u32 = 100;
+const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why memory cannot be allocated.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,14 +75,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Maps this many bytes, a multiple of the page size, without huge pages.
+    /// Maps this many bytes, a multiple of the page size, without huge pages. Waits some seconds
+    /// while less is free.
     ///
     /// # Errors
     /// Fails when less is free, or the kernel refuses.
     pub fn new(bytes: u64) -> Result<Self, MemoryError> {
-        if let Some(available) = available_bytes() {
-            check_room(bytes, available)?;
-        }
+        await_room(bytes, available, || std::thread::sleep(ROOM_INTERVAL))?;
         let fail = |reason: String| MemoryError::Map {
             asked: bytes,
             reason,
@@ -214,6 +218,25 @@ impl Drop for Memory {
     }
 }
 
+/// Waits until so much is available, unless it never can be; `pause` passes the time. Where
+/// `available` does not know, `mmap` decides.
+fn await_room(
+    asked: u64,
+    available: impl Fn() -> Option<Available>,
+    pause: impl Fn(),
+) -> Result<(), MemoryError> {
+    let mut tries = 0;
+    while let Some(room) = available() {
+        let checked = check_room(asked, room.now);
+        tries += 1;
+        if checked.is_ok() || tries == ROOM_TRIES || check_room(asked, room.ever).is_err() {
+            return checked;
+        }
+        pause();
+    }
+    Ok(())
+}
+
 fn check_room(asked: u64, available: u64) -> Result<(), MemoryError> {
     let limit = available.saturating_sub(RESERVE_BYTES);
     if asked > limit {
@@ -223,19 +246,31 @@ fn check_room(asked: u64, available: u64) -> Result<(), MemoryError> {
     }
 }
 
-/// Returns the available memory according to `/proc/meminfo`, in memory and on swap, if readable.
-fn available_bytes() -> Option<u64> {
+/// Bytes in memory and on swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Available {
+    /// What a program can have now.
+    now: u64,
+    /// What it could have if no other needed any.
+    ever: u64,
+}
+
+/// Returns what is available according to `/proc/meminfo`, if readable.
+fn available() -> Option<Available> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-fn parse_meminfo(text: &str) -> Option<u64> {
+fn parse_meminfo(text: &str) -> Option<Available> {
     let bytes = |key: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(key))?;
         let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib * 1024)
     };
-    // A kernel without swap has no such line.
-    Some(bytes("MemAvailable:")? + bytes("SwapFree:").unwrap_or(0))
+    // A kernel without swap has no such lines.
+    Some(Available {
+        now: bytes("MemAvailable:")? + bytes("SwapFree:").unwrap_or(0),
+        ever: bytes("MemTotal:")? + bytes("SwapTotal:").unwrap_or(0),
+    })
 }
 
 #[cfg(test)]
@@ -268,10 +303,31 @@ mod tests {
 
     #[test]
     fn what_can_be_swapped_out_is_available_too() {
-        let text = "MemTotal: 100 kB\nMemAvailable:      30 kB\nSwapFree:   70 kB\n";
-        assert_eq!(parse_meminfo(text), Some(100 << 10));
-        assert_eq!(parse_meminfo("MemAvailable: 30 kB\n"), Some(30 << 10));
-        assert_eq!(parse_meminfo("SwapFree: 30 kB\n"), None);
+        let text =
+            "MemTotal: 100 kB\nMemAvailable:      30 kB\nSwapTotal: 80 kB\nSwapFree:   70 kB\n";
+        let room = |now, ever| Some(Available { now, ever });
+        assert_eq!(parse_meminfo(text), room(100 << 10, 180 << 10));
+        let text = "MemTotal: 90 kB\nMemAvailable: 30 kB\n";
+        assert_eq!(parse_meminfo(text), room(30 << 10, 90 << 10));
+        assert_eq!(parse_meminfo("MemTotal: 90 kB\nSwapFree: 30 kB\n"), None);
+    }
+
+    #[test]
+    fn memory_that_is_in_use_for_a_while_is_awaited() {
+        let (asked, pauses) = (64 << 20, std::cell::Cell::new(0));
+        let pause = || pauses.set(pauses.get() + 1);
+        let free_after = |count| {
+            let now = if pauses.get() < count { 0 } else { 128 << 20 };
+            let ever = 256 << 20;
+            Some(Available { now, ever })
+        };
+        assert_eq!(await_room(asked, || free_after(3), pause), Ok(()));
+        assert_eq!(pauses.replace(0), 3);
+        assert!(await_room(asked, || free_after(u32::MAX), pause).is_err());
+        assert_eq!(pauses.replace(0), ROOM_TRIES - 1);
+        // What the machine does not have does not come.
+        assert!(await_room(1 << 30, || free_after(u32::MAX), pause).is_err());
+        assert_eq!(pauses.get(), 0);
     }
 
     #[test]

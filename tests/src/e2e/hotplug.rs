@@ -62,12 +62,14 @@ const NODE_TOTAL: &str = "f=/sys/devices/system/node/node2/meminfo; \
 
 /// Returns a script that waits until `total` has grown by more than `more_kib`, runs `probe`, and
 /// waits until less than `rest_kib` of the growth remains. It then waits for the power button, so
-/// that the host can inspect the guest before it continues.
+/// that the host can inspect the guest before it continues. While the kernel reports the added
+/// memory to the balloon as free, it can have none to give, and kills the probe (status 137), which
+/// then is tried again.
 fn work(total: &str, more_kib: u64, probe: &str, rest_kib: u64) -> String {
     format!(
         "exec 3</dev/input/event0; total() {{ {total}; }}; a=$(total); \
          echo begins=$a.; until [ $(total) -gt $((a+{more_kib})) ]; do usleep 200000; done; \
-         echo grown=$(total).; {probe}; s=$?; echo probed=$s.; \
+         echo grown=$(total).; s=137; while [ $s = 137 ]; do {probe}; s=$?; done; echo probed=$s.; \
          until [ $(total) -lt $((a+{rest_kib})) ]; do usleep 200000; done; \
          echo shrunk=$(total).; head -c 24 <&3 >/dev/null"
     )
