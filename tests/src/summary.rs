@@ -129,20 +129,20 @@ impl Summary {
     /// Formats the closing lines of a run.
     fn closing(&self) -> String {
         let mut closing = String::new();
-        let mut section = |title: &str, entries: &[(String, String)]| {
+        let mut section = |title: &str, entries: &[(String, String)], short: fn(&str) -> String| {
             if !entries.is_empty() {
                 closing += &format!("\n{title}:\n");
                 for (name, text) in entries {
-                    let line = text.lines().next().unwrap_or_default();
-                    closing += &format!("  {name}: {line}\n");
+                    closing += &format!("  {name}: {}\n", short(text));
                 }
             }
         };
-        section("Measured", &self.notes);
-        section("Testbed restarts", &self.restarts);
-        section("flaky", &self.flaky);
-        section("Skipped", &self.skipped);
-        section("Failed", &self.failures());
+        let first_line = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+        section("Measured", &self.notes, first_line);
+        section("Testbed restarts", &self.restarts, first_line);
+        section("flaky", &self.flaky, first_line);
+        section("Skipped", &self.skipped, first_line);
+        section("Failed", &self.failures(), with_output);
         format!("{closing}\n{}\n", self.last_line())
     }
 
@@ -156,6 +156,36 @@ impl Summary {
             self.skipped.len()
         )
     }
+}
+
+/// Characters of the start and of the end of a long reason that [`with_output`] keeps.
+const KEPT: (usize, usize) = (250, 150);
+/// As many lines of output that a reason quotes are repeated at the end.
+const QUOTED_LINES: usize = 4;
+
+/// Returns the first line of a text, without its middle where it is long, and the last of the lines
+/// that follow: what a process printed before it failed.
+fn with_output(text: &str) -> String {
+    let mut lines = text.lines();
+    let first: Vec<char> = lines.next().unwrap_or_default().chars().collect();
+    let mut short: String = if first.len() > KEPT.0 + KEPT.1 {
+        let (start, end) = (&first[..KEPT.0], &first[first.len() - KEPT.1..]);
+        start
+            .iter()
+            .chain(&[' ', '.', '.', '.', ' '])
+            .chain(end)
+            .collect()
+    } else {
+        first.iter().collect()
+    };
+    let quoted: Vec<_> = lines.collect();
+    for line in quoted
+        .iter()
+        .skip(quoted.len().saturating_sub(QUOTED_LINES))
+    {
+        short += &format!("\n    {}", line.trim_start());
+    }
+    short
 }
 
 #[cfg(test)]
@@ -187,6 +217,21 @@ mod tests {
         beside.flaky("d", "passed at attempt 2");
         summary.merge(beside);
         assert_eq!(summary.last_line(), "3 passed, 2 failed, 1 skipped");
+    }
+
+    #[test]
+    fn the_closing_lines_have_what_a_process_printed_last() {
+        let command = "x".repeat(500);
+        let reason =
+            format!("not \"done\" from \"{command}\"\n    | a\n    | b\n    | c\n    | d\n    | e");
+        let short = with_output(&reason);
+        assert!(short.starts_with("not \"done\" from \"xx"), "{short}");
+        assert!(short.contains("xx ... xx"), "{short}");
+        assert!(
+            short.ends_with("xx\"\n    | b\n    | c\n    | d\n    | e"),
+            "{short}"
+        );
+        assert_eq!(with_output("see the log"), "see the log");
     }
 
     #[test]
