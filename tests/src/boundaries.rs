@@ -375,6 +375,23 @@ fn workspace() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
+/// Lines of the longest source file.
+const LINES_MAX: usize = 500;
+
+#[test]
+fn no_source_is_too_long() {
+    let folders = ["devices", "kernel-images", "memory-fabric", "tests", "vmm"];
+    let all = folders.map(|folder| sources(&workspace().join(folder)));
+    let long = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).expect("a source");
+        let lines = text.lines().count();
+        let split = || format!("{}: {lines} lines, {LINES_MAX} is the limit", path.display());
+        (lines > LINES_MAX).then(split)
+    };
+    let found: Vec<_> = all.iter().flatten().filter_map(long).collect();
+    assert!(found.is_empty(), "split {found:#?}");
+}
+
 #[test]
 fn no_crate_depends_on_what_it_must_not_know() {
     let output = std::process::Command::new(env!("CARGO"))
