@@ -385,7 +385,12 @@ fn no_source_is_too_long() {
     let long = |path: &PathBuf| {
         let text = std::fs::read_to_string(path).expect("a source");
         let lines = text.lines().count();
-        let split = || format!("{}: {lines} lines, {LINES_MAX} is the limit", path.display());
+        let split = || {
+            format!(
+                "{}: {lines} lines, {LINES_MAX} is the limit",
+                path.display()
+            )
+        };
         (lines > LINES_MAX).then(split)
     };
     let found: Vec<_> = all.iter().flatten().filter_map(long).collect();

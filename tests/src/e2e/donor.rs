@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{SHORT, read, tail};
+use super::guest::{BOOT_DEADLINE, SHORT, read, tail};
 use super::{Context, stall};
 use crate::published::Published;
 use crate::testbed::RemoteProcess;
@@ -134,12 +134,16 @@ impl Donor {
             "until ss -Hltn | grep -q :{port}; do [ -e /proc/{} ] || exit 1; sleep 0.2; done",
             process.pid()
         );
-        host.check(&["sh", "-c", &script], SHORT).with_context(|| {
-            // Best effort: the error is reported in any case.
-            let threads = stall::threads_of(host, process.pid());
-            let (output, errors) = (process.stdout(), process.stderr());
-            format!("the donor does not listen; it wrote: {output}{errors}; its threads: {threads}")
-        })?;
+        // A host that has to wait for its CPUs reads the program slowly from the share.
+        host.check(&["sh", "-c", &script], BOOT_DEADLINE)
+            .with_context(|| {
+                // Best effort: the error is reported in any case.
+                let threads = stall::threads_of(host, process.pid());
+                let (output, errors) = (process.stdout(), process.stderr());
+                format!(
+                    "the donor does not listen; it wrote: {output}{errors}; its threads: {threads}"
+                )
+            })?;
         Ok(Self {
             host: number,
             process,

@@ -25,7 +25,7 @@ pub const BENCH_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 pub enum BenchCommand {
     /// Latency of remote faults, beside the floor that no pager can beat
     #[command(
-        after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same rounds of the same run. Ratios are medians over the rounds."
+        after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor is measured in the same rounds on the same CPUs: the same accesses over a pager that only requests a page from the donor and copies it into place. Ratios are medians over the rounds."
     )]
     Fault(BenchFaultConfig),
     /// Latency, message rate and throughput of each transport, from 64 B to 1 MiB

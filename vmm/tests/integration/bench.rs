@@ -52,6 +52,14 @@ fn scans_fetch_what_they_read_and_find_every_byte() {
 fn faults_under_tls_find_every_byte() {
     let result = bench(&["fault", "--tls", "--memory", "48M", "--local-memory", "16M"]);
     assert_eq!(result["transport"], "tls", "{result}");
+    for ratio in ["ratio_p50", "ratio_p99", "ratio_cpu"] {
+        assert!(result[ratio].as_f64() > Some(0.0), "{ratio}: {result}");
+    }
+    // Five rounds of 2,000 touches, each of which waits for the donor.
+    assert!(
+        result["floor"]["latency_us"]["p50"].as_f64() > Some(2.0),
+        "{result}"
+    );
     let verified = result["verified_bytes"].as_u64();
     assert!(verified.is_some_and(|bytes| bytes > 16 << 20), "{result}");
     assert_eq!(result["corrupt_bytes"], 0);

@@ -6,7 +6,8 @@ use memory_fabric::fabric::{Compression, Fabric, TransportKind};
 use memory_fabric::stats::PagerStats;
 use ssi_hv::size::ByteSize;
 
-use super::fault::{View, start_donors, start_fabric};
+use super::fault::{start_donors, start_fabric};
+use super::view::View;
 use crate::cli::bench::BenchFaultConfig;
 
 /// A fabric and its donors. The view must not be accessed after the drop.

@@ -13,7 +13,6 @@ use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, SPIN_DEFAULT,
     Sealing, TransportKind,
 };
-use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::rdma::DeviceChoice;
@@ -26,43 +25,48 @@ use ssi_hv::progress::Progress;
 use ssi_hv::report::Stages;
 
 use super::members::Members;
-use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles};
+use super::placement::Placement;
+use super::view::View;
+use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles, usage};
 
 /// Faster accesses did not fault: serving a fault takes longer than this.
 pub(super) const FAULT_MIN: Duration = Duration::from_micros(2);
 
-pub(super) const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();
-
 pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     let loopback = config.transport == TransportKind::Loopback;
+    let placement = Placement::new()?;
+    placement.others()?;
     let members = config.tls.then(Members::create).transpose()?;
     let donors = if loopback {
         Vec::new()
     } else {
         start_donors(config, members.as_ref())?
     };
+    placement.pager()?;
     let fabric = start_fabric(config, &donors, members.as_ref())?;
+    placement.others()?;
     let view = View::of(&fabric);
     view.fill();
 
     let tally = Tally::default();
-    let (mut ours, mut bare_fault, mut bare_exchange) =
-        (Series::default(), Series::default(), Series::default());
+    let (mut ours, mut bare) = (Series::default(), Series::default());
+    let (mut our_cpu, mut bare_cpu) = (Vec::new(), Vec::new());
     let mut busy = Duration::ZERO;
+    let carrier = carrier(config, members.as_ref());
     let progress = Progress::rounds(ROUNDS);
     for round in 0..ROUNDS {
-        bare_fault.add(&floor::userfaultfd()?);
-        match donors.first() {
-            Some(donor) => bare_exchange.add(&floor::exchange(
-                donor.address(),
-                &carrier(config, members.as_ref()),
-                config.checksum,
-            )?),
-            // No exchange: pages are copied within the process.
-            None => bare_exchange.add(&Histogram::new()),
-        }
-        let started = Instant::now();
-        ours.add(&touch(config, &view, round, &tally));
+        placement.pager()?;
+        let donor = donors.first().map(|donor| (donor.address(), &carrier));
+        let floor = floor::touch(donor, config.checksum, config.threads, &placement)?;
+        bare.add(&floor.times);
+        bare_cpu.push(micros(floor.cpu));
+        let (started, used) = (Instant::now(), usage::processor_time()?);
+        placement.others()?;
+        let times = touch(config, &view, round, &tally);
+        // Rounds have far fewer faults than 2^32.
+        let count = u32::try_from(times.summary().count.max(1)).unwrap_or(u32::MAX);
+        our_cpu.push(micros((usage::processor_time()? - used) / count));
+        ours.add(&times);
         busy += started.elapsed();
         progress.step();
     }
@@ -72,16 +76,20 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     fabric.shutdown();
     let all = ours.all.summary();
     let ratio = |of: fn(&memory_fabric::stats::Summary) -> Duration| {
-        let floors = bare_fault.rounds.iter().zip(&bare_exchange.rounds);
-        let ratios = ours.rounds.iter().zip(floors);
+        let rounds = ours.rounds.iter().zip(&bare.rounds);
         median(
-            ratios
-                .map(|(ours, (fault, exchange))| {
-                    micros(of(ours)) / micros(of(fault) + of(exchange))
-                })
+            rounds
+                .map(|(ours, bare)| micros(of(ours)) / micros(of(bare)))
                 .collect(),
         )
     };
+    let below = ours.rounds.iter().zip(&bare.rounds);
+    let below = below.filter(|(ours, bare)| bare.p50 <= ours.p50).count();
+    let cpu_ratios = our_cpu
+        .iter()
+        .zip(&bare_cpu)
+        .map(|(ours, bare)| ours / bare);
+    let ratio_cpu = median(cpu_ratios.collect());
     // Counts of faults stay far below 2^52.
     #[allow(clippy::cast_precision_loss)]
     let per_second = all.count as f64 / busy.as_secs_f64();
@@ -109,6 +117,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
             | TransportKind::Hybrid => "tcp",
         },
         rounds: ROUNDS,
+        cpus: placement,
         faults: all.count,
         faults_per_second: per_second,
         latency_us: percentiles(&all),
@@ -118,14 +127,15 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
             fetch: percentiles(&stats.fetch.summary()),
             install: percentiles(&stats.install.summary()),
         },
+        cpu_us: median(our_cpu),
         floor: Floor {
-            sum_p50_us: bare_fault.median(|s| s.p50) + bare_exchange.median(|s| s.p50),
-            sum_p99_us: bare_fault.median(|s| s.p99) + bare_exchange.median(|s| s.p99),
-            userfaultfd_us: percentiles(&bare_fault.all.summary()),
-            exchange_us: percentiles(&bare_exchange.all.summary()),
+            latency_us: percentiles(&bare.all.summary()),
+            cpu_us: median(bare_cpu),
+            rounds_below: u32::try_from(below)?,
         },
         ratio_p50: ratio(|summary| summary.p50),
         ratio_p99: ratio(|summary| summary.p99),
+        ratio_cpu,
         verified_bytes: tally.verified.load(Ordering::Relaxed),
         corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
     })
@@ -234,67 +244,8 @@ pub(super) struct Tally {
     pub(super) corrupt: AtomicU64,
 }
 
-/// The guest view, which threads share.
-#[derive(Clone, Debug)]
-pub(super) struct View {
-    memory: Arc<GuestMemory>,
-    pub(super) pages: usize,
-}
-
-impl View {
-    /// Creates the view of a fabric.
-    pub(super) fn of(fabric: &Fabric) -> Self {
-        Self::new(fabric.memory())
-    }
-
-    /// Creates the view of a memory.
-    pub(super) fn new(memory: &Arc<GuestMemory>) -> Self {
-        Self {
-            memory: Arc::clone(memory),
-            pages: memory.bytes() / PAGE_SIZE,
-        }
-    }
-
-    pub(super) fn word(&self, page: usize, word: usize) -> &AtomicU64 {
-        assert!(word < WORDS_PER_PAGE);
-        &self.memory.guest_words()[page * WORDS_PER_PAGE + word]
-    }
-
-    pub(super) fn fill(&self) {
-        for page in 0..self.pages {
-            for word in 0..WORDS_PER_PAGE {
-                self.word(page, word)
-                    .store(content(page, word), Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Returns the number of bytes of a page that differ from what was written.
-    pub(super) fn corrupt_bytes(&self, page: usize) -> u64 {
-        (0..WORDS_PER_PAGE)
-            .map(|word| {
-                let found = self.word(page, word).load(Ordering::Relaxed);
-                differing_bytes(found, content(page, word))
-            })
-            .sum()
-    }
-}
-
-/// Returns the number of bytes that differ between two words.
-pub(super) fn differing_bytes(found: u64, wanted: u64) -> u64 {
-    if found == wanted {
-        return 0;
-    }
-    let differing = (found ^ wanted).to_ne_bytes();
-    differing.iter().filter(|&&byte| byte != 0).count() as u64
-}
-
-/// Returns the contents of a word in a page.
-pub(super) fn content(page: usize, word: usize) -> u64 {
-    ((page as u64) << 16 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
-}
-
-/// Accesses random pages from all threads for one round.
+/// Accesses random pages from all threads for one round. Records the accesses that waited for a
+/// page from elsewhere.
 fn touch(config: &BenchFaultConfig, view: &View, round: u32, tally: &Tally) -> Histogram {
     let times = Histogram::new();
     let started = Instant::now();
@@ -316,10 +267,11 @@ fn touch(config: &BenchFaultConfig, view: &View, round: u32, tally: &Tally) -> H
                         break;
                     }
                     let page = next(&mut random) % view.pages;
+                    let is_here = view.is_here(page);
                     let before = Instant::now();
                     view.word(page, 0).load(Ordering::Relaxed);
                     let took = before.elapsed();
-                    if took >= FAULT_MIN {
+                    if took >= FAULT_MIN && !is_here.is_ok_and(|is_here| is_here) {
                         times.record(took);
                         tally.faults.fetch_add(1, Ordering::Relaxed);
                         tally

@@ -1,64 +1,288 @@
-//! The floor of a remote fault: a bare userfaultfd resolution, and a bare exchange of a page.
+//! The floor of a remote fault: a pager that does only what none can avoid.
+//!
+//! A thread touches pages that are not there. Another one reads the fault from userfaultfd, sends a
+//! request to a donor, receives the page and copies it into place. There is no page map, no limit of
+//! memory and no eviction. Threads, connection and donor are those of the product, on the same CPUs,
+//! and wait as they do.
 
-use std::io::IoSlice;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use fabric_host::Spin;
+use fabric_host::poll::poll_until;
 use fabric_host::slices::request_short_slices;
 use fabric_pages::uffd::{Protection, Uffd};
 use fabric_transport::control::ControlStream;
 use fabric_transport::stream::{Carrier, Stream};
-use fabric_wire::{Ends, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass};
+use fabric_wire::{
+    Ends, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass,
+};
 use memory_fabric::NodeId;
+use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::stats::Histogram;
 use userfaultfd::EventBuffer;
 
-/// Number of samples in each round.
-const SAMPLES: usize = 2000;
+use super::placement::Placement;
+use super::usage;
+use super::view::{View, page_bytes};
 
-/// Measures faults that are resolved with a local page by a dedicated thread that never sleeps.
-pub(super) fn userfaultfd() -> Result<Histogram> {
-    let memory = GuestMemory::new(SAMPLES * PAGE_SIZE).context("cannot create memory")?;
+/// Pages that each thread touches in a round.
+const SAMPLES: usize = 2000;
+/// Longest wait for a page.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest sleep of the handler: then it looks whether it is to end.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+
+/// What the touches of one round took.
+#[derive(Debug)]
+pub(super) struct Touched {
+    pub(super) times: Histogram,
+    /// CPU time of the process for one touch, with the donor's.
+    pub(super) cpu: Duration,
+}
+
+/// Measures touches of pages that come from a donor, or without one from the handler itself.
+pub(super) fn touch(
+    donor: Option<(SocketAddr, &Carrier)>,
+    checksum: bool,
+    threads: u32,
+    placement: &Placement,
+) -> Result<Touched> {
+    let threads = threads as usize;
+    let memory = GuestMemory::new(threads * SAMPLES * PAGE_SIZE).context("cannot create memory")?;
+    let memory = Arc::new(memory);
     let uffd = Uffd::new()?;
     uffd.register(memory.guest_view(), memory.bytes())?;
-    let page: PageBytes = [7; PAGE_SIZE];
-    let stop = AtomicBool::new(false);
-    let times = Histogram::new();
-    std::thread::scope(|scope| {
-        let handler = scope.spawn(|| -> Result<()> {
-            request_short_slices();
-            let mut events = EventBuffer::new(1);
-            while !stop.load(Ordering::Relaxed) {
-                let mut served = Ok(());
-                let read = uffd.read_faults(&mut events, |fault| {
-                    let start = fault.address & !(PAGE_SIZE - 1);
-                    let target = std::ptr::with_exposed_provenance_mut(start);
-                    served = uffd.copy(target, &page, Protection::WriteProtected);
+    // The handler computes addresses in the view.
+    let _ = memory.guest_view().expose_provenance();
+    let source = donor.map(|(donor, carrier)| Source::connect(donor, carrier, checksum));
+    let handler = Handler {
+        uffd: &uffd,
+        source: source.transpose()?,
+        waiting: VecDeque::with_capacity(threads),
+        page: page_bytes(0),
+        spin: Spin::new(SPIN_DEFAULT),
+        idle_since: None,
+    };
+    let (stop, times) = (AtomicBool::new(false), Histogram::new());
+    let view = View::new(&memory);
+    let busy = usage::processor_time()?;
+    let corrupt = AtomicU64::new(0);
+    let handler = std::thread::scope(|scope| {
+        placement.pager()?;
+        let serves = scope.spawn(|| handler.run(&stop));
+        placement.others()?;
+        std::thread::scope(|touching| {
+            for thread in 0..threads {
+                let (view, times, corrupt) = (&view, &times, &corrupt);
+                touching.spawn(move || {
+                    for page in thread * SAMPLES..(thread + 1) * SAMPLES {
+                        // As the product's threads do.
+                        let _ = view.is_here(page);
+                        let started = Instant::now();
+                        view.word(page, 0).load(Ordering::Relaxed);
+                        times.record(started.elapsed());
+                        corrupt.fetch_add(view.bytes_unlike(page, 0), Ordering::Relaxed);
+                    }
                 });
-                if read? == 0 {
-                    std::thread::yield_now();
-                }
-                served?;
             }
-            Ok(())
         });
-        // The handler computes addresses in the view.
-        let _ = memory.guest_view().expose_provenance();
-        let words = memory.guest_words();
-        for index in 0..SAMPLES {
-            let started = Instant::now();
-            let word = words[index * PAGE_SIZE / size_of::<u64>()].load(Ordering::Relaxed);
-            times.record(started.elapsed());
-            assert_eq!(word.to_ne_bytes(), [7; 8], "the page that was installed");
-        }
         stop.store(true, Ordering::Relaxed);
-        handler.join().expect("the handler does not panic")
+        serves.join().expect("the handler does not panic")
     })?;
-    Ok(times)
+    let cpu = usage::processor_time()? - busy;
+    let corrupt = corrupt.into_inner();
+    ensure!(corrupt == 0, "{corrupt} wrong bytes in the floor");
+    if let Some(source) = handler.source {
+        source.release()?;
+    }
+    let touches = u32::try_from(threads * SAMPLES)?;
+    Ok(Touched {
+        times,
+        cpu: cpu / touches,
+    })
+}
+
+/// The thread that serves faults.
+#[derive(Debug)]
+struct Handler<'a> {
+    uffd: &'a Uffd,
+    /// `None` without a donor.
+    source: Option<Source>,
+    /// Addresses of the pages that were requested, in order.
+    waiting: VecDeque<usize>,
+    /// The page at hand.
+    page: PageBytes,
+    spin: Spin,
+    idle_since: Option<Instant>,
+}
+
+impl Handler<'_> {
+    fn run(mut self, stop: &AtomicBool) -> Result<Self> {
+        request_short_slices();
+        let mut events = EventBuffer::new(1);
+        let mut faults = Vec::with_capacity(1);
+        while !stop.load(Ordering::Relaxed) {
+            let read = self.uffd.read_faults(&mut events, |fault| {
+                faults.push(fault.address & !(PAGE_SIZE - 1));
+            });
+            let mut worked = read? > 0;
+            for start in faults.drain(..) {
+                match &mut self.source {
+                    Some(source) => {
+                        source.request()?;
+                        self.waiting.push_back(start);
+                    }
+                    None => self.install(start)?,
+                }
+            }
+            if let Some(start) = self.waiting.front().copied()
+                && let Some(source) = &mut self.source
+                && source.receive(&mut self.page)?
+            {
+                self.waiting.pop_front();
+                self.install(start)?;
+                worked = true;
+            }
+            if worked {
+                self.idle_since = None;
+            } else {
+                self.idle()?;
+            }
+        }
+        Ok(self)
+    }
+
+    fn install(&self, start: usize) -> Result<()> {
+        let target = std::ptr::with_exposed_provenance_mut(start);
+        Ok(self
+            .uffd
+            .copy(target, &self.page, Protection::WriteProtected)?)
+    }
+
+    /// Polls again or sleeps, as the pager's threads do.
+    fn idle(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let since = *self.idle_since.get_or_insert(now);
+        if self.spin.keeps_polling(now - since) {
+            return Ok(());
+        }
+        ensure!(
+            self.waiting.is_empty() || now - since < TIMEOUT,
+            "no page from the donor for {} s",
+            TIMEOUT.as_secs()
+        );
+        let mut fds = Vec::with_capacity(2);
+        let mut watch = |fd| {
+            fds.push(libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            });
+        };
+        watch(self.uffd.as_raw_fd());
+        if let Some(source) = &self.source {
+            if source.stream.is_ready() {
+                return Ok(());
+            }
+            watch(source.stream.interest(false).0);
+        }
+        poll_until(&mut fds, Some(now + SLEEP_MAX))?;
+        self.spin.slept(now.elapsed());
+        Ok(())
+    }
+}
+
+/// A connection to a donor that has one page.
+#[derive(Debug)]
+struct Source {
+    control: ControlStream,
+    grant: LeaseGrant,
+    stream: Stream,
+    request: [u8; HEADER_BYTES],
+    answer: Box<[u8; HEADER_BYTES + PAGE_SIZE]>,
+    filled: usize,
+}
+
+impl Source {
+    fn connect(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Self> {
+        let (control, grant, stream) =
+            attach(donor, carrier, PAGE_SIZE as u64, TrafficClass::Urgent)?;
+        stream.set_nonblocking()?;
+        let frame = |kind| Frame::new(kind, 1, 0, checksum).with_stamp(ends().stamp());
+        let mut source = Self {
+            control,
+            grant,
+            stream,
+            request: frame(FrameKind::ReadPage).encode(&[]),
+            answer: Box::new([0; HEADER_BYTES + PAGE_SIZE]),
+            filled: 0,
+        };
+        let page = page_bytes(0);
+        let header = frame(FrameKind::WritePage).encode(&page);
+        Self::send(
+            &mut source.stream,
+            &[IoSlice::new(&header), IoSlice::new(&page)],
+        )?;
+        let started = Instant::now();
+        while !source.has(HEADER_BYTES)? {
+            ensure!(started.elapsed() < TIMEOUT, "the donor stores no page");
+            std::thread::yield_now();
+        }
+        source.filled = 0;
+        Ok(source)
+    }
+
+    /// Sends parts of a frame, for which there is room unless the donor reads nothing.
+    fn send(stream: &mut Stream, parts: &[IoSlice<'_>]) -> Result<()> {
+        let all: usize = parts.iter().map(|part| part.len()).sum();
+        let written = stream.write_vectored(parts)?;
+        ensure!(written == all, "a frame of {all} bytes finds no room");
+        Ok(())
+    }
+
+    fn request(&mut self) -> Result<()> {
+        Self::send(&mut self.stream, &[IoSlice::new(&self.request)])
+    }
+
+    /// Receives what has come, up to so many bytes of a frame; returns whether they are there.
+    fn has(&mut self, bytes: usize) -> Result<bool> {
+        match self.stream.read(&mut self.answer[self.filled..bytes]) {
+            Ok(0) => bail!("the donor closed the connection"),
+            Ok(count) => {
+                self.filled += count;
+                Ok(self.filled == bytes)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns whether a page has come.
+    fn receive(&mut self, page: &mut PageBytes) -> Result<bool> {
+        let is_here = self.has(HEADER_BYTES + PAGE_SIZE)?;
+        if is_here {
+            page.copy_from_slice(&self.answer[HEADER_BYTES..]);
+            self.filled = 0;
+        }
+        Ok(is_here)
+    }
+
+    fn release(mut self) -> Result<()> {
+        let token = self.grant.token;
+        let _: LeaseStatus = self
+            .control
+            .call(FrameKind::Release, &token, FrameKind::Status)?;
+        Ok(())
+    }
 }
 
 /// This host and the donor.
@@ -87,54 +311,4 @@ pub(super) fn attach(
     let mut attached = ControlStream::connect_by(donor, carrier)?;
     attached.attach(grant.token, class, &ends())?;
     Ok((control, grant, attached.into_stream()))
-}
-
-/// Measures requests that are answered with a page over one connection, by a dedicated client that
-/// never sleeps.
-pub(super) fn exchange(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Histogram> {
-    // On a separate thread, since child threads would inherit its short scheduler slices.
-    std::thread::scope(|scope| {
-        let client = scope.spawn(|| {
-            request_short_slices();
-            exchange_here(donor, carrier, checksum)
-        });
-        client.join().expect("the client does not panic")
-    })
-}
-
-fn exchange_here(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Histogram> {
-    let (mut control, grant, mut stream) =
-        attach(donor, carrier, PAGE_SIZE as u64, TrafficClass::Urgent)?;
-    stream.set_nonblocking()?;
-    let times = Histogram::new();
-    let mut answer = [0; HEADER_BYTES + PAGE_SIZE];
-    let frame = Frame::new(FrameKind::ReadPage, 1, 0, checksum);
-    let header = frame.with_stamp(ends().stamp()).encode(&[]);
-    for _ in 0..SAMPLES {
-        let started = Instant::now();
-        let written = stream.write_vectored(&[IoSlice::new(&header)])?;
-        ensure!(
-            written == header.len(),
-            "a header of {HEADER_BYTES} bytes finds no room"
-        );
-        let mut filled = 0;
-        while filled < answer.len() {
-            match stream.read(&mut answer[filled..]) {
-                Ok(0) => anyhow::bail!("the donor closed the connection"),
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    ensure!(
-                        started.elapsed() < Duration::from_secs(10),
-                        "no answer for 10 s"
-                    );
-                    std::thread::yield_now();
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        times.record(started.elapsed());
-    }
-    let _: fabric_wire::LeaseStatus =
-        control.call(FrameKind::Release, &grant.token, FrameKind::Status)?;
-    Ok(times)
 }

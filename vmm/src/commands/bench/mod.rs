@@ -7,6 +7,7 @@ mod floor;
 mod growth;
 mod members;
 mod memory;
+mod placement;
 mod scan;
 mod stalls;
 mod start;
@@ -15,6 +16,7 @@ mod threads;
 mod transport;
 mod unchanged;
 mod usage;
+mod view;
 mod working_set;
 mod writes;
 
@@ -24,6 +26,7 @@ use std::time::Duration;
 pub use coherence::{coherence, node as coherence_node};
 pub use memory::memory;
 use memory_fabric::stats::{Histogram, Summary};
+use placement::Placement;
 use serde::Serialize;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::instance::percentiles;
@@ -78,31 +81,32 @@ struct FaultBench {
     donors: u32,
     transport: &'static str,
     rounds: u32,
-    /// Accesses that waited for a page, as measured by the accessing threads.
+    cpus: Placement,
+    /// Accesses that waited for a page from a donor, as measured by the accessing threads.
     faults: u64,
     faults_per_second: f64,
     latency_us: Percentiles,
     /// The same as measured by the pager: from reading the fault to waking the thread.
     pager_latency_us: Percentiles,
     stages: Stages,
+    /// CPU time of the whole process for one such access, with the donors': median of the rounds.
+    cpu_us: f64,
     floor: Floor,
-    /// Medians over the rounds of our percentile divided by that of the floor.
+    /// Medians over the rounds of our value divided by that of the floor.
     ratio_p50: f64,
     ratio_p99: f64,
+    ratio_cpu: f64,
     verified_bytes: u64,
     corrupt_bytes: u64,
 }
 
-/// The steps that no pager can avoid, measured bare and one at a time.
+/// The same accesses over a pager that does only what none can avoid.
 #[derive(Debug, Serialize)]
 struct Floor {
-    /// A fault resolved with a local page, as measured by the faulting thread.
-    userfaultfd_us: Percentiles,
-    /// A request answered with a page, over the same transport.
-    exchange_us: Percentiles,
-    /// The sum of both, by percentile.
-    sum_p50_us: f64,
-    sum_p99_us: f64,
+    latency_us: Percentiles,
+    cpu_us: f64,
+    /// Rounds in which its p50 was not above ours: all, if it is a floor.
+    rounds_below: u32,
 }
 
 /// One measurement in several rounds.
@@ -116,10 +120,6 @@ impl Series {
     fn add(&mut self, round: &Histogram) {
         self.all.merge(round);
         self.rounds.push(round.summary());
-    }
-
-    fn median(&self, of: impl Fn(&Summary) -> Duration) -> f64 {
-        median(self.rounds.iter().map(|round| micros(of(round))).collect())
     }
 }
 
@@ -163,8 +163,7 @@ fn table(result: &FaultBench) -> String {
         ("    queue", &result.stages.queue),
         ("    fetch", &result.stages.fetch),
         ("    install", &result.stages.install),
-        ("floor: userfaultfd alone", &result.floor.userfaultfd_us),
-        ("floor: exchange alone", &result.floor.exchange_us),
+        ("floor", &result.floor.latency_us),
     ] {
         let _ = writeln!(
             text,
@@ -174,11 +173,18 @@ fn table(result: &FaultBench) -> String {
     }
     let _ = writeln!(
         text,
-        "\n{} faults, {:.0} a second; p50 is {:.2} and p99 {:.2} times the floor\n{} bytes verified, {} wrong",
+        "\n{} faults, {:.0} a second; {:.1} us of CPU time each, and {:.1} us at the floor\n\
+         p50 is {:.2}, p99 {:.2} and CPU time {:.2} times the floor, which was below in {} of {} rounds\n\
+         {} bytes verified, {} wrong",
         result.faults,
         result.faults_per_second,
+        result.cpu_us,
+        result.floor.cpu_us,
         result.ratio_p50,
         result.ratio_p99,
+        result.ratio_cpu,
+        result.floor.rounds_below,
+        result.rounds,
         result.verified_bytes,
         result.corrupt_bytes,
     );

@@ -16,9 +16,10 @@ use ssi_hv::progress::Progress;
 use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
 
-use super::fault::{View, WORDS_PER_PAGE, content, start_fabric};
+use super::fault::start_fabric;
 use super::finish;
 use super::usage::Memory;
+use super::view::{View, WORDS_PER_PAGE, content};
 use crate::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use crate::commands::Failure;
 

@@ -11,8 +11,8 @@ use fabric_transport::stream::{Carrier, Stream as Connection};
 use fabric_wire::{Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseStatus, TrafficClass};
 use memory_fabric::page::PAGE_SIZE;
 
-use super::fault::{WORDS_PER_PAGE, content, differing_bytes};
 use super::floor;
+use super::view::{content, differing_bytes, page_bytes};
 
 /// Longest silence before the donor is considered dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,9 +90,7 @@ impl Stream {
                 let frame = Frame::new(request, asked as u64, (asked * PAGE_SIZE) as u64, false);
                 let frame = frame.with_stamp(stamp);
                 if request == FrameKind::WritePage {
-                    let page: Vec<u8> = (0..WORDS_PER_PAGE)
-                        .flat_map(|word| content(asked, word).to_ne_bytes())
-                        .collect();
+                    let page = page_bytes(asked);
                     output.extend(frame.encode(&page));
                     output.extend(page);
                 } else {
@@ -162,9 +160,7 @@ mod tests {
         stream.release().expect("released");
         assert_eq!(donor.pool().lent_bytes(), 0);
 
-        let mut page: Vec<u8> = (0..WORDS_PER_PAGE)
-            .flat_map(|word| content(3, word).to_ne_bytes())
-            .collect();
+        let mut page = page_bytes(3);
         assert_eq!(corrupt_bytes(3, &page), 0);
         page[77] ^= 1;
         assert_eq!(corrupt_bytes(3, &page), 1);

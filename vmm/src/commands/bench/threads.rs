@@ -10,7 +10,8 @@ use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
-use super::fault::{FAULT_MIN, Tally, View, next};
+use super::fault::{FAULT_MIN, Tally, next};
+use super::view::View;
 use super::{ROUNDS, median, usage};
 
 const THREADS: [u32; 4] = [1, 2, 4, 8];

@@ -17,7 +17,7 @@ use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SIZE, PageBytes, PageIndex};
 
 use super::protocol::Exchange;
-use crate::commands::bench::fault::View;
+use crate::commands::bench::view::View;
 
 /// Pages that one measurement touches.
 pub(super) const SAMPLES: usize = 500;

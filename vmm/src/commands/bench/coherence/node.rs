@@ -18,8 +18,9 @@ use ssi_hv::exit::ExitCode;
 use super::floor;
 use super::protocol::{Answer, Command, Counters, Pages, Setup, Work, hear, say};
 use crate::commands::Failure;
-use crate::commands::bench::fault::{View, next};
+use crate::commands::bench::fault::next;
 use crate::commands::bench::usage::processor_time;
+use crate::commands::bench::view::View;
 
 /// Pages over which the migratory, the read-mostly and the private work go.
 pub(super) const WORK_PAGES: usize = 64;

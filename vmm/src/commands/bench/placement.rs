@@ -1,0 +1,82 @@
+//! On which CPUs the threads of a measurement run: the same ones for the product and its floor.
+
+use anyhow::{Context as _, Result};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::Serialize;
+
+/// The CPUs of the pager, and those of donors and of the threads that touch memory: a half of what
+/// this process may use each, so that no thread of a fault has to wait for another of its own end.
+/// With a single CPU all share it. Threads inherit their CPUs from the one that starts them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Placement {
+    pager: Vec<usize>,
+    others: Vec<usize>,
+}
+
+impl Placement {
+    pub(super) fn new() -> Result<Self> {
+        let allowed = sched_getaffinity(None).context("cannot read the allowed CPUs")?;
+        Ok(Self::of(
+            (0..CpuSet::MAX_CPU)
+                .filter(|&cpu| allowed.is_set(cpu))
+                .collect(),
+        ))
+    }
+
+    fn of(mut cpus: Vec<usize>) -> Self {
+        let pager = if cpus.len() > 1 {
+            cpus.split_off(cpus.len() / 2)
+        } else {
+            cpus.clone()
+        };
+        Self {
+            pager,
+            others: cpus,
+        }
+    }
+
+    /// Moves the calling thread to the CPUs of the pager.
+    pub(super) fn pager(&self) -> Result<()> {
+        use_only(&self.pager)
+    }
+
+    /// Moves the calling thread to the CPUs of donors and of threads that touch memory.
+    pub(super) fn others(&self) -> Result<()> {
+        use_only(&self.others)
+    }
+}
+
+fn use_only(cpus: &[usize]) -> Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run on CPUs {cpus:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pager_has_half_of_the_cpus() {
+        for (all, others, pager) in [
+            (vec![7], vec![7], vec![7]),
+            (vec![2, 5], vec![2], vec![5]),
+            (vec![0, 1, 2, 3, 4], vec![0, 1], vec![2, 3, 4]),
+        ] {
+            assert_eq!(Placement::of(all), Placement { pager, others });
+        }
+    }
+
+    #[test]
+    fn threads_inherit_their_cpus() {
+        let placement = Placement::new().expect("CPUs");
+        let inherited = std::thread::spawn(move || {
+            placement.pager().expect("allowed");
+            let set = std::thread::spawn(|| sched_getaffinity(None).expect("CPUs"));
+            let set = set.join().expect("it ends");
+            placement.pager.iter().all(|&cpu| set.is_set(cpu))
+                && set.count() as usize == placement.pager.len()
+        });
+        assert!(inherited.join().expect("it ends"));
+    }
+}
