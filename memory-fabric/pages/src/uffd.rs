@@ -249,11 +249,29 @@ impl Uffd {
     ///
     /// EEXIST when the page has bytes, and the kernel's other errors.
     pub fn copy(&self, page: *mut u8, bytes: &PageBytes, protection: Protection) -> io::Result<()> {
+        self.copy_run(page, std::slice::from_ref(bytes), protection)
+    }
+
+    /// Fills adjacent pages from `first` on, as [`Self::copy`] does, by one call.
+    ///
+    /// # Errors
+    ///
+    /// EEXIST when one of them has bytes, and the kernel's other errors; pages before that one are
+    /// filled.
+    pub fn copy_run(
+        &self,
+        first: *mut u8,
+        pages: &[PageBytes],
+        protection: Protection,
+    ) -> io::Result<()> {
+        let all = size_of_val(pages);
+        let done = std::cell::Cell::new(0);
         self.while_busy(|uffd| {
+            let rest = &pages.as_flattened()[done.get()..];
             let mut call = Copy {
-                dst: page.addr() as u64,
-                src: bytes.as_ptr().addr() as u64,
-                len: PAGE_SIZE as u64,
+                dst: (first.addr() + done.get()) as u64,
+                src: rest.as_ptr().addr() as u64,
+                len: rest.len() as u64,
                 mode: if protection == Protection::WriteProtected {
                     COPY_MODE_WP
                 } else {
@@ -261,9 +279,12 @@ impl Uffd {
                 },
                 copied: 0,
             };
-            // SAFETY: layout asserted above; the source is a borrowed page; the kernel rejects a
+            // SAFETY: layout asserted above; the source is borrowed bytes; the kernel rejects a
             // destination that is not registered.
-            unsafe { uffd.ioctl(UFFDIO_COPY, &raw mut call) }
+            let result = unsafe { uffd.ioctl(UFFDIO_COPY, &raw mut call) };
+            // An interrupted call returns how far it came, and is repeated for the rest.
+            done.set(done.get() + usize::try_from(call.copied).unwrap_or(0));
+            if done.get() == all { Ok(()) } else { result }
         })
     }
 

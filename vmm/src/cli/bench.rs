@@ -35,7 +35,7 @@ pub enum BenchCommand {
     Transport(BenchTransportConfig),
     /// Scans, several threads and donors, writes, stalls, unchanged pages, and the cost of growth
     #[command(
-        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written, with decreasing parts of it local. stalls: how long two writers wait for a page while memory is evicted under them. unchanged: writes of the value that a page has already, beside writes of another, and the time of a page's fingerprint. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
+        after_help = "scan: pages in order and in strides, beside the raw stream of the transport and a floor with what no pager can leave out. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written, with decreasing parts of it local. stalls: how long two writers wait for a page while memory is evicted under them. unchanged: writes of the value that a page has already, beside writes of another, and the time of a page's fingerprint. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
     )]
     Memory(BenchMemoryConfig),
     /// Time and memory to set up the memory of a guest

@@ -39,18 +39,21 @@ fn four_tib_cost_no_more_than_what_of_them_is_touched() {
 fn scans_fetch_what_they_read_and_find_every_byte() {
     let result = bench(&["memory", "--measure", "scan", "--memory", "64M"]);
     for scan in ["sequential", "strided"] {
-        let ratio = result["scan"][scan]["ratio_to_stream"].as_f64();
-        assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{result}");
+        for ratio in ["ratio_to_stream", "ratio_to_floor"] {
+            let ratio = result["scan"][scan][ratio].as_f64();
+            assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{result}");
+        }
     }
     assert!(result["threads"].is_null() && result["growth"].is_null());
-    // Five rounds of a stream and two scans, and one scan before them.
-    assert_eq!(result["verified_bytes"], 16 * (64_u64 << 20));
+    // Five rounds of a stream, the floor and two scans, and one scan before them.
+    assert_eq!(result["verified_bytes"], 21 * (64_u64 << 20));
     assert_eq!(result["corrupt_bytes"], 0);
 }
 
 #[test]
 fn faults_under_tls_find_every_byte() {
-    let result = bench(&["fault", "--tls", "--memory", "48M", "--local-memory", "16M"]);
+    let memory = ["--memory", "48M", "--local-memory", "16M"];
+    let result = bench(&[&["fault", "--tls", "--faults", "4000"][..], &memory].concat());
     assert_eq!(result["transport"], "tls", "{result}");
     for ratio in ["ratio_p50", "ratio_p99", "ratio_cpu"] {
         assert!(result[ratio].as_f64() > Some(0.0), "{ratio}: {result}");
@@ -60,8 +63,9 @@ fn faults_under_tls_find_every_byte() {
         result["floor"]["latency_us"]["p50"].as_f64() > Some(2.0),
         "{result}"
     );
+    assert!(result["faults"].as_u64() >= Some(4000), "{result}");
     let verified = result["verified_bytes"].as_u64();
-    assert!(verified.is_some_and(|bytes| bytes > 16 << 20), "{result}");
+    assert!(verified >= Some(4000 * 4096), "{result}");
     assert_eq!(result["corrupt_bytes"], 0);
 }
 

@@ -7,6 +7,7 @@ use memory_fabric::stats::PagerStats;
 use ssi_hv::size::ByteSize;
 
 use super::fault::{start_donors, start_fabric};
+use super::placement::Placement;
 use super::view::View;
 use crate::cli::bench::BenchFaultConfig;
 
@@ -20,8 +21,14 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// Creates memory of which `local` may be resident at once, or all of it without donors.
-    pub(super) fn start(memory: ByteSize, local: ByteSize, donors: u32) -> Result<Self> {
+    /// Creates memory of which `local` may be resident at once, or all of it without donors. With a
+    /// placement the pager has CPUs of its own, and the calling thread those of the others.
+    pub(super) fn start(
+        memory: ByteSize,
+        local: ByteSize,
+        donors: u32,
+        placement: Option<&Placement>,
+    ) -> Result<Self> {
         let config = BenchFaultConfig {
             memory,
             local_memory: local,
@@ -35,8 +42,11 @@ impl Bed {
             faults: None,
             json: false,
         };
+        placement.map_or(Ok(()), Placement::others)?;
         let donors = start_donors(&config, None)?;
+        placement.map_or(Ok(()), Placement::pager)?;
         let fabric = start_fabric(&config, &donors, None)?;
+        placement.map_or(Ok(()), Placement::others)?;
         Ok(Self {
             view: View::of(&fabric),
             fabric,

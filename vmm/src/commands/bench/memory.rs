@@ -121,18 +121,21 @@ fn write_table(text: &mut String, result: &MemoryBench) -> std::fmt::Result {
     if let Some(scans) = &result.scan {
         writeln!(
             text,
-            "\n{:<26}{:>12}{:>14}",
-            "scan", "MiB/s", "of the stream"
+            "\n{:<26}{:>12}{:>14}{:>14}",
+            "scan", "MiB/s", "of the floor", "of the stream"
         )?;
         let mib = |rate: f64| rate / f64::from(1 << 20);
         let stream = mib(scans.stream_bytes_per_second);
         writeln!(text, "{:<26}{stream:>12.0}", "raw stream")?;
+        let floor = mib(scans.floor_bytes_per_second);
+        writeln!(text, "{:<26}{floor:>12.0}", "floor")?;
         for (name, scan) in [
             ("sequential", &scans.sequential),
             ("strided", &scans.strided),
         ] {
-            let (rate, ratio) = (mib(scan.bytes_per_second), scan.ratio_to_stream);
-            writeln!(text, "{name:<26}{rate:>12.0}{ratio:>14.3}")?;
+            let rate = mib(scan.bytes_per_second);
+            let (floor, stream) = (scan.ratio_to_floor, scan.ratio_to_stream);
+            writeln!(text, "{name:<26}{rate:>12.0}{floor:>14.3}{stream:>14.3}")?;
         }
     }
     if let Some(points) = &result.threads {

@@ -9,6 +9,7 @@ mod members;
 mod memory;
 mod placement;
 mod scan;
+mod scan_floor;
 mod stalls;
 mod start;
 mod stream;

@@ -14,8 +14,9 @@ use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
 use super::fault::Tally;
+use super::placement::Placement;
 use super::stream::Stream;
-use super::{ROUNDS, median};
+use super::{ROUNDS, median, scan_floor};
 
 /// Pages between accesses of a strided scan.
 const STRIDE_PAGES: usize = 4;
@@ -26,6 +27,8 @@ pub(super) struct Scans {
     /// Pages read over one bare TCP connection, with as many requests outstanding as the transport
     /// has.
     pub(super) stream_bytes_per_second: f64,
+    /// Pages that are also copied into place, mapped, read by another thread, unmapped and freed.
+    pub(super) floor_bytes_per_second: f64,
     pub(super) sequential: Scan,
     pub(super) strided: Scan,
 }
@@ -39,10 +42,13 @@ pub(super) struct Scan {
     pub(super) bytes_per_second: f64,
     /// Median over the rounds of that rate divided by the stream's.
     pub(super) ratio_to_stream: f64,
+    /// As well, divided by the floor's.
+    pub(super) ratio_to_floor: f64,
 }
 
 pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Result<Scans> {
-    let bed = Bed::start(memory, local, 1)?;
+    let placement = Placement::new()?;
+    let bed = Bed::start(memory, local, 1, Some(&placement))?;
     bed.view.fill();
     // One scan without measurement: afterwards every evicted page is clean.
     scan(&bed, 1, tally);
@@ -55,35 +61,44 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
         rdma: DeviceChoice::None,
         allow: None,
     })?;
-    let (mut streams, mut sequential, mut strided) = (Vec::new(), Vec::new(), Vec::new());
+    let local_pages = usize::try_from(local.bytes())? / PAGE_SIZE;
+    let (mut streams, mut floors) = (Vec::new(), Vec::new());
+    let (mut sequential, mut strided) = (Vec::new(), Vec::new());
     let progress = Progress::rounds(ROUNDS);
     for _ in 0..ROUNDS {
         let mut stream = Stream::connect(donor.address(), bed.view.pages)?;
-        let (time, corrupt) = stream.read()?;
+        let (raw, raw_corrupt) = stream.read()?;
+        let (bare, bare_corrupt) = scan_floor::scan(&mut stream, local_pages, &placement)?;
         stream.release()?;
+        let corrupt = raw_corrupt + bare_corrupt;
         tally.corrupt.fetch_add(corrupt, Ordering::Relaxed);
-        tally.verified.fetch_add(memory.bytes(), Ordering::Relaxed);
-        streams.push(rate(bed.view.pages, time));
+        tally
+            .verified
+            .fetch_add(2 * memory.bytes(), Ordering::Relaxed);
+        streams.push(rate(bed.view.pages, raw));
+        floors.push(rate(bed.view.pages, bare));
         sequential.push(scan(&bed, 1, tally));
         strided.push(scan(&bed, STRIDE_PAGES, tally));
         progress.step();
     }
     drop(progress);
-    let result = |stride_pages, rates: Vec<f64>| Scan {
-        stride_pages,
-        ratio_to_stream: median(
-            rates
-                .iter()
-                .zip(&streams)
-                .map(|(ours, stream)| ours / stream)
-                .collect(),
-        ),
-        bytes_per_second: median(rates),
+    let result = |stride_pages, rates: Vec<f64>| {
+        let ratio = |others: &[f64]| {
+            let pairs = rates.iter().zip(others);
+            median(pairs.map(|(ours, other)| ours / other).collect())
+        };
+        Scan {
+            stride_pages,
+            ratio_to_stream: ratio(&streams),
+            ratio_to_floor: ratio(&floors),
+            bytes_per_second: median(rates),
+        }
     };
     Ok(Scans {
         sequential: result(1, sequential),
         strided: result(STRIDE_PAGES, strided),
         stream_bytes_per_second: median(streams),
+        floor_bytes_per_second: median(floors),
     })
 }
 

@@ -1,6 +1,6 @@
 //! The raw stream: the maximum rate of pages from a donor over one TCP connection.
 
-use std::io::{Read, Write};
+use std::io::{IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use fabric_transport::IN_FLIGHT_MAX;
 use fabric_transport::control::ControlStream;
 use fabric_transport::stream::{Carrier, Stream as Connection};
 use fabric_wire::{Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseStatus, TrafficClass};
-use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::page::{PAGE_SIZE, PageBytes};
 
 use super::floor;
 use super::view::{content, differing_bytes, page_bytes};
@@ -49,6 +49,11 @@ impl Stream {
         Ok(client)
     }
 
+    /// Returns the number of its pages.
+    pub(super) fn pages(&self) -> usize {
+        self.pages
+    }
+
     /// Reads all pages in order. Returns the duration and the number of wrong bytes.
     pub(super) fn read(&mut self) -> Result<(Duration, u64)> {
         let mut corrupt = 0;
@@ -61,6 +66,49 @@ impl Stream {
             },
         )?;
         Ok((started.elapsed(), corrupt))
+    }
+
+    /// Requests a run of pages, which [`Self::receive`] takes.
+    pub(super) fn request(&mut self, pages: std::ops::Range<usize>) -> Result<()> {
+        let stamp = floor::ends().stamp();
+        let mut output = Vec::with_capacity(pages.len() * HEADER_BYTES);
+        for page in pages {
+            let frame = Frame::new(
+                FrameKind::ReadPage,
+                page as u64,
+                (page * PAGE_SIZE) as u64,
+                false,
+            );
+            output.extend(frame.with_stamp(stamp).encode(&[]));
+        }
+        Ok(self.stream.write_all(&output)?)
+    }
+
+    /// Receives a run of pages that were requested, each in its place, without copying.
+    pub(super) fn receive(&mut self, pages: &mut [PageBytes]) -> Result<()> {
+        const FRAME_BYTES: usize = HEADER_BYTES + PAGE_SIZE;
+        let mut headers = vec![[0; HEADER_BYTES]; pages.len()];
+        let mut filled = 0;
+        while filled < pages.len() * FRAME_BYTES {
+            let (first, mut skip) = (filled / FRAME_BYTES, filled % FRAME_BYTES);
+            let parts = headers.iter_mut().zip(pages.iter_mut()).skip(first);
+            let parts = parts.flat_map(|(header, page)| [&mut header[..], &mut page[..]]);
+            let mut targets: Vec<_> = parts
+                .map(|part| {
+                    let skipped = skip.min(part.len());
+                    skip -= skipped;
+                    IoSliceMut::new(&mut part[skipped..])
+                })
+                .collect();
+            let count = self.stream.read_vectored(&mut targets)?;
+            ensure!(count > 0, "the donor closed the connection");
+            filled += count;
+        }
+        for header in &headers {
+            let kind = Frame::decode(header)?.kind;
+            ensure!(kind == FrameKind::PageData, "{kind:?} instead of a page");
+        }
+        Ok(())
     }
 
     /// Ends the lease.

@@ -41,7 +41,7 @@ struct Rates {
 pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Result<Vec<Scaled>> {
     let mut beds = Vec::new();
     for donors in DONORS {
-        let bed = Bed::start(memory, local, donors)?;
+        let bed = Bed::start(memory, local, donors, None)?;
         bed.view.fill();
         beds.push((donors, bed));
     }

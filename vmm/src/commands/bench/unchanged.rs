@@ -152,7 +152,7 @@ struct Set {
 impl Set {
     /// Fills memory and reads all of it, after which all pages that left are known at home.
     fn start(memory: ByteSize, local: ByteSize, changes: bool) -> Result<Self> {
-        let bed = Bed::start(memory, local, 1)?;
+        let bed = Bed::start(memory, local, 1, None)?;
         bed.view.fill();
         let mut set = Self {
             changed: vec![0; bed.view.pages],

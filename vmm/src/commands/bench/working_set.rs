@@ -26,7 +26,7 @@ pub(super) struct WorkingSet {
 impl WorkingSet {
     /// Fills memory of which `local` may be resident at once, or all of it without donors.
     pub(super) fn start(memory: ByteSize, local: ByteSize, donors: u32) -> Result<Self> {
-        let bed = Bed::start(memory, local, donors)?;
+        let bed = Bed::start(memory, local, donors, None)?;
         bed.view.fill();
         let generations = std::array::from_fn(|_| vec![0; bed.view.pages.div_ceil(THREADS)]);
         Ok(Self { bed, generations })

@@ -110,7 +110,7 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
     let mut first = (Series::default(), Series::default());
     let bed_bytes = (rounds * FIRST_TOUCH_BLOCKS * BLOCK * PAGE_SIZE) as u64;
     let bed = ByteSize::from_bytes;
-    let bed = Bed::start(bed(2 * bed_bytes), bed(bed_bytes + (64 << 20)), 1)?;
+    let bed = Bed::start(bed(2 * bed_bytes), bed(bed_bytes + (64 << 20)), 1, None)?;
     let progress = Progress::rounds(ROUNDS);
     for round in 0..rounds {
         for ((_, what), (_, floor)) in KINDS.iter().zip(&mut series) {
