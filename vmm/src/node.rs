@@ -7,6 +7,7 @@ use fabric_identity::{Holder, ReloadError};
 use memory_fabric::donor::server::Donor;
 use ssi_hv_metrics::CONTENT_TYPE;
 
+use crate::config::policy::{Policy, PolicyError};
 use crate::control_socket::protocol::{EvictBody, EvictTarget, Refusal, RefusalCode, ReloadBody};
 use crate::control_socket::route::{Answer, Method, Route, Work, answer, text};
 use crate::credentials;
@@ -19,6 +20,19 @@ pub struct NodeState {
     pub started: Instant,
     /// The donor, which counts leases and pages.
     pub donor: Arc<Donor>,
+    /// Where its rules are.
+    pub policy: Option<Arc<Policy>>,
+}
+
+/// Why credentials and rules were not replaced. What was in force before still is.
+#[derive(Debug, thiserror::Error)]
+pub enum RereadError {
+    /// The rules cannot be used.
+    #[error("no rule was replaced, and no certificate")]
+    Policy(#[from] PolicyError),
+    /// The credentials cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] ReloadError),
 }
 
 impl NodeState {
@@ -83,7 +97,7 @@ fn evict(state: &NodeState, body: &[u8]) -> Answer {
 }
 
 fn reload_route(state: &NodeState) -> Answer {
-    let reloaded = reload(&state.donor).map_err(|error| {
+    let reloaded = reload(state).map_err(|error| {
         // The whole chain, in one line.
         let text = format!("{:#}", anyhow::Error::from(error));
         Refusal::new(RefusalCode::State, text)
@@ -91,23 +105,35 @@ fn reload_route(state: &NodeState) -> Answer {
     answer(200, &reloaded.ok_or_else(without_credentials)?)
 }
 
-/// Reads the credentials of a node again; those in use stay when the new ones cannot be used. Returns
-/// `None` when there are none.
+/// Reads the credentials of a node again, and its rules; all of those in use stay when one of the new
+/// ones cannot be used. Returns `None` when there are none.
 ///
 /// # Errors
 ///
 /// Fails when the new ones cannot be used.
-pub fn reload(donor: &Donor) -> Result<Option<ReloadBody>, ReloadError> {
-    let (Some(closed), Some(shared)) = (donor.reload()?, donor.credentials()) else {
+pub fn reload(state: &NodeState) -> Result<Option<ReloadBody>, RereadError> {
+    let donor = &state.donor;
+    // Before anything is replaced.
+    let rules = state.policy.as_ref().map(|policy| policy.read());
+    let reloaded = donor.reload(rules.transpose()?)?;
+    let (Some(reloaded), Some(shared)) = (reloaded, donor.credentials()) else {
         return Ok(None);
     };
+    let count = |count| u64::try_from(count).unwrap_or(u64::MAX);
+    let rules = donor.pool().accounts().map(|accounts| accounts.count());
     let body = ReloadBody {
-        closed: u64::try_from(closed).unwrap_or(u64::MAX),
+        closed: count(reloaded.connections),
+        leases: count(reloaded.leases),
+        bytes: reloaded.bytes,
+        rules: rules.map(count),
         not_after: shared.current().presented().not_after,
     };
     tracing::warn!(
-        closed,
-        "credentials were read again; connections whose certificates are not accepted any more are closed"
+        closed = body.closed,
+        leases = body.leases,
+        rules = body.rules,
+        "credentials and rules were read again; connections whose certificates are not accepted any \
+         more are closed, and members that no rule names are evicted"
     );
     credentials::warn_of_expiry(shared);
     Ok(Some(body))

@@ -5,7 +5,7 @@ use fabric_host::lock;
 use fabric_identity::{Holder, HolderPattern, Subject};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What is accounted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -119,23 +119,51 @@ pub enum Denied {
 /// The rules of a donor, and what its users have.
 #[derive(Debug)]
 pub struct Accounts {
-    rules: Vec<Rule>,
+    /// The closest first.
+    rules: Mutex<Vec<Rule>>,
     used: Mutex<HashMap<Holder, Amounts<u64>>>,
+}
+
+fn closest_first(mut rules: Vec<Rule>) -> Vec<Rule> {
+    rules.sort_by_key(|rule| std::cmp::Reverse(rule.members.closeness()));
+    rules
 }
 
 impl Accounts {
     /// Creates accounts under these rules. Of several that name a member, the closest one is for it.
     #[must_use]
-    pub fn new(mut rules: Vec<Rule>) -> Arc<Self> {
-        rules.sort_by_key(|rule| std::cmp::Reverse(rule.members.closeness()));
+    pub fn new(rules: Vec<Rule>) -> Arc<Self> {
         Arc::new(Self {
-            rules,
+            rules: Mutex::new(closest_first(rules)),
             used: Mutex::default(),
         })
     }
 
+    /// Replaces the rules. What members have stays charged, also beyond a new limit: only what they
+    /// ask for from here on is compared with it.
+    pub(super) fn replace(&self, rules: Vec<Rule>) {
+        *self.rules() = closest_first(rules);
+    }
+
+    /// Returns whether a rule names the member.
+    #[must_use]
+    pub fn names(&self, holder: &Holder) -> bool {
+        self.limits(holder).is_ok()
+    }
+
+    /// Returns the number of rules.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.rules().len()
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Vec<Rule>> {
+        lock(&self.rules)
+    }
+
     fn limits(&self, holder: &Holder) -> Result<Amounts<Option<u64>>, Denied> {
-        let rule = self.rules.iter().find(|rule| rule.members.names(holder));
+        let rules = self.rules();
+        let rule = rules.iter().find(|rule| rule.members.names(holder));
         rule.map(|rule| rule.limits)
             .ok_or_else(|| Denied::Unnamed(holder.clone()))
     }

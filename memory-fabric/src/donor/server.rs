@@ -98,6 +98,17 @@ pub struct Donor {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What ended since credentials and rules were read again.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Reloaded {
+    /// Connections.
+    pub connections: usize,
+    /// Leases of members that no rule names any more.
+    pub leases: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
 /// What an eviction ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Evicted {
@@ -230,19 +241,21 @@ impl Donor {
         self.shared.close(|_| true);
     }
 
-    /// Reads the credentials again, for new connections. Connections of peers whose certificates are
-    /// not confirmed any more are closed: they expired, or were revoked. Returns how many these are;
-    /// `None` when there are no credentials.
+    /// Reads the credentials again, for new connections, and replaces the rules of a donor that has
+    /// some, if there are new ones. Connections of peers whose certificates are not confirmed any more
+    /// are closed: they expired, or were revoked. Members that no rule names any more are evicted.
+    /// Others keep what they have, also beyond a new limit, and get no more until they are below it.
+    /// Returns `None` when there are no credentials.
     ///
     /// # Errors
     ///
-    /// Fails when the new credentials cannot be used; the former ones stay.
-    pub fn reload(&self) -> Result<Option<usize>, ReloadError> {
+    /// Fails when the new credentials cannot be used; the former ones, and the rules, stay.
+    pub fn reload(&self, rules: Option<Vec<Rule>>) -> Result<Option<Reloaded>, ReloadError> {
         let Some(credentials) = &self.shared.credentials else {
             return Ok(None);
         };
         let credentials = credentials.reload()?;
-        let closed = self.shared.close(|peer| {
+        let connections = self.shared.close(|peer| {
             let confirmed = peer.map_or(Ok(()), |peer| credentials.confirm(&peer.chain));
             confirmed
                 .inspect_err(|why| {
@@ -253,7 +266,25 @@ impl Donor {
                 })
                 .is_err()
         });
-        Ok(Some(closed))
+        let mut reloaded = Reloaded {
+            connections,
+            ..Reloaded::default()
+        };
+        if let (Some(rules), Some(accounts)) = (rules, self.pool().accounts()) {
+            accounts.replace(rules);
+            // After the rules: a lease that was granted under the former ones is in the table by now.
+            let unnamed = |holder: &Holder| !accounts.names(holder);
+            (reloaded.leases, reloaded.bytes) = self.pool().end_of_members(unnamed);
+            reloaded.connections += self.shared.close(|peer| {
+                let unnamed = peer.filter(|peer| unnamed(&peer.subject.holder));
+                if let Some(peer) = unnamed {
+                    let member = &peer.subject.holder;
+                    tracing::warn!(%member, "a connection is closed: no rule names its member any more");
+                }
+                unnamed.is_some()
+            });
+        }
+        Ok(Some(reloaded))
     }
 
     /// Ends the leases of a member, and closes its connections. The member may connect again, unless

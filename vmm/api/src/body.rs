@@ -140,12 +140,19 @@ pub struct EvictBody {
     pub connections: u64,
 }
 
-/// Credentials that were read again.
+/// Credentials and rules that were read again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ReloadBody {
-    /// Connections that were closed, since the new files do not confirm their certificates.
+    /// Connections that were closed, since the new files do not confirm their certificates, or name
+    /// their members in no rule.
     pub closed: u64,
+    /// Leases that were ended, of members that no rule names any more.
+    pub leases: u64,
+    /// Their memory.
+    pub bytes: u64,
+    /// The rules that are in force; null if the node has none, and every member may use all.
+    pub rules: Option<u64>,
     /// The last second of the new certificate's validity, since 1970.
     pub not_after: i64,
 }

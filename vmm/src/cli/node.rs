@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use fabric_identity::Holder;
 use ssi_hv::config::address::HostPort;
-use ssi_hv::config::allow::Allow;
+use ssi_hv::config::policy::AllowArg;
 use ssi_hv::config::rdma::RdmaArg;
 use ssi_hv::config::{DEFAULT_LEASE_SECONDS, NodeSettings};
 use ssi_hv::size::ByteSize;
@@ -28,7 +28,7 @@ pub(super) struct NodeCli {
 enum NodeCommand {
     /// End the leases of a member of the cluster, and close its connections
     Evict(EvictConfig),
-    /// Read the files of --credentials again
+    /// Read the files of --credentials and --allow again
     Reload(NodeRef),
 }
 
@@ -103,10 +103,10 @@ pub(super) struct NodeArgs {
     credentials: Option<PathBuf>,
 
     /// A member that may use this node, ROLE/NAME or ROLE/PREFIX*, and how much: then
-    /// bytes=SIZE, leases=N, connections=N or pinned=SIZE, each after a comma; without any,
-    /// every member may use all
+    /// bytes=SIZE, leases=N, connections=N or pinned=SIZE, each after a comma; or @FILE with a rule
+    /// in each line; without any, every member may use all
     #[arg(long, value_name = "RULE")]
-    allow: Vec<Allow>,
+    allow: Vec<AllowArg>,
 
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]

@@ -277,6 +277,8 @@ fn a_node_has_rules_as_tables_and_they_are_printed_as_flags() {
         [[node.allow]]
         identity = "vm/tenant-*"
         leases = 1
+        [[node.allow]]
+        file = "/etc/ssi-hv/rules"
     "#;
     let cluster = file(RULES);
     let read = Cluster::read(&cluster.path).expect("is valid");
@@ -284,6 +286,7 @@ fn a_node_has_rules_as_tables_and_they_are_printed_as_flags() {
     for word in [
         "--allow=vm/web,bytes=512 MiB,connections=32",
         "--allow=vm/tenant-*,leases=1",
+        "--allow=@/etc/ssi-hv/rules",
     ] {
         assert!(words.contains(&word.to_owned()), "{word}: {words:?}");
     }

@@ -30,11 +30,19 @@ pub fn evict(config: &EvictConfig) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-/// Makes a node of this host read its credentials again.
+/// Makes a node of this host read its credentials and rules again.
 pub fn reload(config: &NodeRef) -> Result<ExitCode, Failure> {
     let reloaded: ReloadBody = ask_node(config, "/v1/security/reload", None::<&()>)?;
+    let rules = match reloaded.rules {
+        None => String::new(),
+        Some(count) => format!(
+            "; {count} rule(s) in force, {} lease(s) of {} ended",
+            reloaded.leases,
+            ByteSize::from_bytes(reloaded.bytes)
+        ),
+    };
     print(&format!(
-        "credentials were read again; {} connection(s) closed\n",
+        "credentials were read again; {} connection(s) closed{rules}\n",
         reloaded.closed
     ))?;
     Ok(ExitCode::Success)

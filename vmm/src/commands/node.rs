@@ -67,6 +67,9 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let shown = config.credentials.as_deref();
     let shown = shown.map(|directory| credentials::load(directory, Role::Node));
     let shown = shown.transpose().map_err(Failure::usage)?;
+    let policy = config.allow.map(Arc::new);
+    let rules = policy.as_ref().map(|policy| policy.read());
+    let rules = rules.transpose().map_err(Failure::usage)?;
     let donor_config = DonorConfig {
         listen: config.listen,
         memory_bytes: config.memory.bytes(),
@@ -74,7 +77,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         spin: SPIN_DEFAULT,
         rdma: config.rdma,
         credentials: shown,
-        allow: config.allow,
+        allow: rules,
     };
     let cpus = (config.cpus > 0).then(|| Arc::new(CpuHost::new(config.cpus)) as Arc<dyn CpuLender>);
     let rdma = RdmaUse {
@@ -86,6 +89,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let state = NodeState {
         started: Instant::now(),
         donor: Arc::clone(&donor),
+        policy,
     };
     let metrics = metrics::serve(
         config.metrics,
@@ -122,7 +126,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     loop {
         match orders.recv() {
             Ok(Order::Report) => write(report.as_ref(), &donor),
-            Ok(Order::Reload) => reread(&donor),
+            Ok(Order::Reload) => reread(&state),
             Ok(Order::Stop) | Err(_) => break,
         }
     }
@@ -147,15 +151,18 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Report,
-    /// Read the credentials again.
+    /// Read the credentials and the rules again.
     Reload,
     Stop,
 }
 
-/// Reads the credentials again; those in use stay when the new ones cannot be used.
-fn reread(donor: &Donor) {
-    if let Err(error) = reload(donor) {
-        tracing::error!("credentials were not replaced: {:#}", anyhow!(error));
+/// Reads credentials and rules again; those in use stay when the new ones cannot be used.
+fn reread(state: &NodeState) {
+    if let Err(error) = reload(state) {
+        tracing::error!(
+            "credentials and rules were not replaced: {:#}",
+            anyhow!(error)
+        );
     }
 }
 

@@ -1,5 +1,5 @@
 //! A rule of a node's policy, as it is given: `ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N]
-//! [,pinned=SIZE]`, or a table with these keys.
+//! [,pinned=SIZE]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,6 @@ use std::str::FromStr;
 use fabric_identity::{HolderPattern, SubjectError};
 use memory_fabric::donor::policy::{Amounts, Rule};
 use memory_fabric::donor::pool::LEASES_MAX;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error as _, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::PAGE_SIZE_BYTES;
 use crate::size::{ByteSize, ParseSizeError};
@@ -84,10 +81,10 @@ pub enum ParseAllowError {
     Operators(HolderPattern),
 }
 
-const BYTES: &str = "bytes=";
-const LEASES: &str = "leases=";
-const CONNECTIONS: &str = "connections=";
-const PINNED: &str = "pinned=";
+pub(super) const BYTES: &str = "bytes=";
+pub(super) const LEASES: &str = "leases=";
+pub(super) const CONNECTIONS: &str = "connections=";
+pub(super) const PINNED: &str = "pinned=";
 
 fn size(option: &'static str, given: &str) -> Result<ByteSize, ParseAllowError> {
     let parsed: Result<ByteSize, _> = given.parse();
@@ -187,65 +184,6 @@ impl From<&Allow> for Rule {
     }
 }
 
-impl Serialize for Allow {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-/// The keys of a rule in a file.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Keys {
-    identity: String,
-    bytes: Option<String>,
-    leases: Option<u64>,
-    connections: Option<u64>,
-    pinned: Option<String>,
-}
-
-impl<'de> Deserialize<'de> for Allow {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
-
-        impl<'de> Visitor<'de> for Either {
-            type Value = Allow;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a rule: identity = \"ROLE/NAME\", and limits")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Allow, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Allow, A::Error> {
-                let keys = Keys::deserialize(MapAccessDeserializer::new(map))?;
-                let mut text = keys.identity;
-                let options = [
-                    (BYTES, keys.bytes),
-                    (LEASES, keys.leases.map(|count| count.to_string())),
-                    (CONNECTIONS, keys.connections.map(|count| count.to_string())),
-                    (PINNED, keys.pinned),
-                ];
-                if text.contains(',') {
-                    return Err(A::Error::custom(format!(
-                        "`{text}` is not ROLE/NAME; its limits are keys of their own"
-                    )));
-                }
-                for (option, value) in options {
-                    if let Some(value) = value {
-                        text.push_str(&format!(",{option}{value}"));
-                    }
-                }
-                text.parse().map_err(A::Error::custom)
-            }
-        }
-
-        deserializer.deserialize_any(Either)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,8 +197,6 @@ mod tests {
         assert_eq!((limits.bytes, limits.leases), (Some(4 << 30), Some(2)));
         assert_eq!(limits.connections, Some(32));
         assert_eq!(limits.pinned_bytes, Some(1 << 30));
-        let keys = "identity = \"vm/web-*\"\nbytes = \"4G\"\nleases = 2\nconnections = 32\npinned = \"1G\"";
-        assert_eq!(toml::from_str::<Allow>(keys).expect("a rule"), rule);
         let refused = |text: &str| text.parse::<Allow>().expect_err(text).to_string();
         for (text, part) in [
             ("web", "ROLE/PREFIX*"),
@@ -275,14 +211,6 @@ mod tests {
             ("vm/a,leases=-1", "`leases=-1` is not a number"),
         ] {
             assert!(refused(text).contains(part), "{text}: {}", refused(text));
-        }
-        for wrong in [
-            "identity = \"vm/a,bytes=1G\"",
-            "bytes = \"1G\"",
-            "identity = \"vm/a\"\nsize = 1",
-            "identity = \"vm/a\"\nleases = 0",
-        ] {
-            assert!(toml::from_str::<Allow>(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod net;
 mod node;
 pub mod node_arg;
 pub mod planned;
+pub mod policy;
 pub mod rdma;
 mod run;
 mod sealing;

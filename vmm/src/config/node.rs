@@ -1,17 +1,15 @@
 //! `ssi-hv node`: what a donor is asked to do.
 
-use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memory_fabric::donor::policy::Rule;
 use memory_fabric::rdma::{DeviceChoice, Settings};
 use serde::{Deserialize, Serialize};
 
 use super::CPUS_MAX;
 use super::address::HostPort;
-use super::allow::{Allow, RULES_MAX};
+use super::policy::{AllowArg, Policy};
 use super::rdma::RdmaArg;
 use super::validation::{
     ValidationError, check_metrics, check_range, check_size, resolve_permitted,
@@ -56,9 +54,10 @@ pub struct NodeSettings {
     /// Directory of this node's certificate; VMs must have one of the same authority
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
-    /// A member that may use the node, and how much; without any, every member may use all
+    /// A member that may use the node, and how much, or a file of such rules; without any, every member
+    /// may use all
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub allow: Vec<Allow>,
+    pub allow: Vec<AllowArg>,
     /// Allow addresses beyond this host, without authentication or encryption
     #[serde(default)]
     pub insecure: bool,
@@ -94,7 +93,7 @@ pub struct NodeConfig {
     /// The directory of its certificate.
     pub credentials: Option<PathBuf>,
     /// Who may use it, and how much; `None` allows every member everything.
-    pub allow: Option<Vec<Rule>>,
+    pub allow: Option<Policy>,
     /// The address for Prometheus metrics.
     pub metrics: Option<SocketAddr>,
     /// Whether the node ends with its standard input.
@@ -154,20 +153,15 @@ impl NodeSettings {
         }
     }
 
-    fn checked_rules(&self) -> Result<Option<Vec<Rule>>, ValidationError> {
-        if self.allow.is_empty() {
+    fn checked_rules(&self) -> Result<Option<Policy>, ValidationError> {
+        let Some(policy) = Policy::of(&self.allow) else {
             return Ok(None);
-        }
+        };
         if self.credentials.is_none() {
             return Err(ValidationError::AllowWithoutCredentials);
         }
-        let count = u32::try_from(self.allow.len()).unwrap_or(u32::MAX);
-        check_range("the number of --allow", count, 0, RULES_MAX)?;
-        let mut named = HashSet::new();
-        if let Some(twice) = self.allow.iter().find(|rule| !named.insert(&rule.members)) {
-            return Err(ValidationError::AllowTwice(twice.members.clone()));
-        }
-        Ok(Some(self.allow.iter().map(Rule::from).collect()))
+        policy.check()?;
+        Ok(Some(policy))
     }
 }
 
@@ -243,9 +237,13 @@ mod tests {
         assert!(refused(&node).contains("add --credentials DIR"));
         node.credentials = Some("alpha".into());
         let allow = node.parse().expect("is valid").allow.expect("a policy");
-        assert_eq!(allow[0].limits.bytes, Some(1 << 30));
+        assert_eq!(allow.read().expect("rules")[0].limits.bytes, Some(1 << 30));
+        // It may be on another host.
+        node.allow.push("@no/such/file".parse().expect("a file"));
+        let allow = node.parse().expect("is valid").allow.expect("a policy");
+        assert!(allow.read().is_err());
         node.allow.push("vm/web".parse().expect("a rule"));
-        assert!(refused(&node).contains("--allow vm/web is given twice"));
+        assert!(refused(&node).contains("--allow: vm/web has a rule already in --allow"));
     }
 
     #[test]

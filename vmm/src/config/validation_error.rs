@@ -4,11 +4,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use fabric_identity::{HolderPattern, Name};
+use fabric_identity::Name;
 
 use super::address::HostPort;
 use super::cpu_list::CpuList;
 use super::node_arg::NODES_MAX;
+use super::policy::PolicyError;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
 use crate::size::ByteSize;
@@ -373,9 +374,9 @@ pub enum ValidationError {
         "--allow names members by their certificates, which this node does not ask for; add --credentials DIR, or remove --allow"
     )]
     AllowWithoutCredentials,
-    /// Two rules for the same members.
-    #[error("--allow {0} is given twice, and one rule is for each; remove one of them")]
-    AllowTwice(HolderPattern),
+    /// Rules for members that cannot be used.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// Nodes that run vCPUs, of a VM with credentials.
     #[error(
         "the connections to --node do not use certificates yet, so --credentials would not protect them; use --donor, or remove --credentials"

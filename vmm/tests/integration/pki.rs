@@ -131,9 +131,10 @@ fn a_guest_uses_memory_of_a_node_with_certificates_alone() {
     succeeds(at, "init ca --cluster prod");
     succeeds(at, "issue ca node/alpha -o alpha");
     succeeds(at, "issue ca vm/web -o web");
+    std::fs::write(at.join("rules"), "vm/web  # its limits come later\n").unwrap();
     let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
         .args(["node", "--listen", "127.0.0.1:0", "--memory", "128M"])
-        .args(["--credentials", "alpha"])
+        .args(["--credentials", "alpha", "--allow", "@rules"])
         .env("SSI_HV_RUNTIME_DIR", at.join("node-sockets"))
         .current_dir(at)
         .stdin(std::process::Stdio::null())
@@ -234,8 +235,32 @@ fn a_guest_uses_memory_of_a_node_with_certificates_alone() {
     assert_eq!(code, Some(0), "{stderr}");
     assert_eq!(
         stdout,
-        "credentials were read again; 0 connection(s) closed\n"
+        "credentials were read again; 0 connection(s) closed; 1 rule(s) in force, 0 lease(s) of 0 B ended\n"
     );
+    let set_rules = |text: &str| {
+        std::fs::write(at.join("rules"), text).unwrap();
+        ssi_hv(&["node", "reload"])
+    };
+    let as_web = || run(&format!("{address},name=alpha"), &["--credentials", "web"]);
+    // A line that is no rule, after one that would keep the VM out, changes nothing.
+    let (code, _, stderr) = set_rules("vm/other\n# here:\nvm/web,size=1G\n");
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(
+        stderr.contains("rules, line 3: `vm/web,size=1G` is no rule"),
+        "{stderr}"
+    );
+    assert_eq!(as_web().0, Some(0));
+    let (code, stdout, stderr) = set_rules("vm/other\nvm/third\n");
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("2 rule(s) in force"), "{stdout}");
+    let (code, stderr) = as_web();
+    assert_eq!(code, Some(6), "{stderr}");
+    assert!(
+        stderr.contains("no rule of this node names vm/web"),
+        "{stderr}"
+    );
+    set_rules("vm/web\n");
+    assert_eq!(as_web().0, Some(0));
     let good = std::fs::read(at.join("alpha/cert.pem")).unwrap();
     std::fs::write(at.join("alpha/cert.pem"), "none").unwrap();
     let (code, _, stderr) = ssi_hv(&["node", "reload", "--node", &number]);

@@ -43,10 +43,18 @@ impl Pool {
     /// Ends the leases of a member, and waits as [`end`](Self::end) does. Returns how many they were,
     /// and their bytes.
     pub fn end_of(&self, holder: &Holder) -> (usize, u64) {
+        self.end_of_members(|owner| owner == holder)
+    }
+
+    /// Ends the leases of the members that are `wanted`, like [`end_of`](Self::end_of).
+    pub(in crate::donor) fn end_of_members(
+        &self,
+        wanted: impl Fn(&Holder) -> bool,
+    ) -> (usize, u64) {
         let now = Instant::now();
         let is_owner = |lease: &Lease| {
             let owner = lease.owner.as_ref();
-            owner.is_some_and(|owner| owner.holder == *holder)
+            owner.is_some_and(|owner| wanted(&owner.holder))
         };
         let ended = self.begin_end(now, is_owner);
         let totals = (ended.len(), ended.iter().map(|lease| lease.bytes()).sum());

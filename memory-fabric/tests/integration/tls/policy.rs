@@ -7,7 +7,7 @@ use fabric_transport::control::{ControlError, ControlStream};
 use fabric_transport::stream::Carrier;
 use fabric_wire::{FrameKind, LeaseStatus, Refusal, TrafficClass};
 use memory_fabric::donor::policy::{Amounts, Rule};
-use memory_fabric::donor::server::Donor;
+use memory_fabric::donor::server::{Donor, Reloaded};
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -179,4 +179,64 @@ fn connections_of_a_member_have_a_limit_that_its_neighbour_does_not_feel() {
     drop(ended);
     await_used(&donor, |used| used["vm/web"].connections < MOST as u64);
     let (_control, _grant) = lease_as(&prod, &donor, "vm/web");
+}
+
+#[test]
+fn new_rules_evict_whom_they_do_not_name_and_leave_others_what_they_have() {
+    let prod = Cluster::new("prod");
+    let rules = vec![
+        rule("vm/web", Amounts::default()),
+        rule("vm/db", Amounts::default()),
+    ];
+    let donor = prod.donor_with(16 * MIB, Some(rules.clone()));
+    let (mut web, of_web) = lease_as(&prod, &donor, "vm/web");
+    let (mut db, of_db) = lease_as(&prod, &donor, "vm/db");
+    let mut idle = control_as(&prod, &donor, "vm/web");
+    let deadline = Instant::now() + PATIENCE;
+    while donor.members() < 3 {
+        assert!(Instant::now() < deadline, "{} members", donor.members());
+        std::thread::yield_now();
+    }
+    // Rules that say the same end nothing.
+    let reloaded = donor.reload(Some(rules)).expect("credentials");
+    assert_eq!(reloaded, Some(Reloaded::default()));
+    let less = Amounts {
+        bytes: Some(MIB / 2),
+        ..Amounts::default()
+    };
+    let rules = vec![rule("vm/db", less), rule("vm/late", Amounts::default())];
+    let reloaded = donor.reload(Some(rules)).expect("credentials");
+    let reloaded = reloaded.expect("credentials");
+    assert_eq!((reloaded.leases, reloaded.bytes), (1, MIB));
+    // The one with the lease may have ended with it.
+    assert!((1..=2).contains(&reloaded.connections), "{reloaded:?}");
+    for stream in [&mut web, &mut idle] {
+        assert!(stream.receive(PATIENCE).is_err(), "it is still open");
+    }
+    let resumed: Result<LeaseStatus, _> = control_as(&prod, &donor, "vm/web").call(
+        FrameKind::Resume,
+        &of_web.token,
+        FrameKind::Status,
+    );
+    let error = resumed.expect_err("it is not named");
+    assert_eq!(refusal_of(&error).0, Refusal::NotAllowed);
+    // The other one has more than its new limit: it keeps that, and gets no more.
+    let renewed: Result<LeaseStatus, _> =
+        db.call(FrameKind::Renew, &of_db.token, FrameKind::Status);
+    renewed.expect("its lease");
+    let error = ask(&mut control_as(&prod, &donor, "vm/db"), MIB).expect_err("beyond its limit");
+    assert!(
+        refusal_of(&error)
+            .1
+            .contains("has 1048576, 524288 is its limit"),
+        "{error}"
+    );
+    let (_late, _grant) = lease_as(&prod, &donor, "vm/late");
+    // Rules that come with credentials that cannot be used change nothing.
+    let certificate = prod.directory_of("node/alpha").join("cert.pem");
+    std::fs::write(certificate, "none").expect("written");
+    assert!(donor.reload(Some(Vec::new())).is_err());
+    let renewed: Result<LeaseStatus, _> =
+        db.call(FrameKind::Renew, &of_db.token, FrameKind::Status);
+    renewed.expect("its lease");
 }
