@@ -183,7 +183,10 @@ impl MmioTransport {
             });
             return Ok(served?.unwrap_or(false));
         };
-        let taken = self.rings.take(index, &self.memory, device.threads())?;
+        let may_begin = || device.may_begin();
+        let taken = self
+            .rings
+            .take(index, &self.memory, device.threads(), may_begin)?;
         let Some(in_hand) = taken else {
             return Ok(false);
         };

@@ -29,6 +29,7 @@ mod host_socket;
 mod mem;
 mod mmio;
 mod net;
+mod rate;
 mod ring;
 mod rings;
 mod server;
@@ -54,6 +55,7 @@ pub use host_socket::{HOST_SOCKET_PATH_BYTES_MAX, HostSocket, HostSocketError};
 pub use mem::{MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
 pub use mmio::{MmioTransport, QUEUE_NOTIFY_OFFSET, VIRTIO_MMIO_LEN};
 pub use net::{MacAddress, Net, ParseMacError, TAP_NAME_BYTES_MAX, Tap, TapError};
+pub use rate::{Rate, RateLimiter, RateLimits};
 pub use ring::{BrokenRing, Buffers, Chain, Ring};
 pub use server::QueueServer;
 pub use vsock::{VSOCK_CID_MAX, VSOCK_CID_MIN, Vsock};
@@ -117,6 +119,12 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
     fn events(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// A timer at which requests that waited for it may go on. All queues are served when it becomes
+    /// readable (edge-triggered).
+    fn timer(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// Serves several chains at once, so that one that waits for a remote page or for the host does not
@@ -124,6 +132,12 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
 pub trait CarriesOut: Send + Sync {
     /// Number of threads, at least 1; each serves the same queues.
     fn threads(&self) -> usize;
+
+    /// Whether the next chain, which is there, may be taken now. If not, the
+    /// [`timer`](VirtioDevice::timer) becomes readable when it may.
+    fn may_begin(&self) -> bool {
+        true
+    }
 
     /// Serves a chain and returns how many bytes were written to it. Called by several threads at
     /// once, and never while the device starts or is reset.

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueOwnedT as _};
 use vm_memory::GuestMemoryMmap;
 
 use super::ring::{has_more, next_chain};
@@ -131,12 +131,14 @@ impl Rings {
         served.map(Some).map_err(|_| Broken(session))
     }
 
-    /// Takes the next chain of queue `index`, if there is one, for one of `threads` threads.
+    /// Takes the next chain of queue `index` for one of `threads` threads, if there is one and it
+    /// `may_begin`.
     pub fn take<'a>(
         &'a self,
         index: usize,
         memory: &'a GuestMemoryMmap,
         threads: usize,
+        may_begin: impl FnOnce() -> bool,
     ) -> Result<Option<InHand<'a>>, Broken> {
         let mut state = lock(&self.state);
         let Some((session, queue)) = state.queue(index) else {
@@ -146,6 +148,11 @@ impl Rings {
         let Some(chain) = next_chain(queue, memory).map_err(broken)? else {
             return Ok(None);
         };
+        if !may_begin() {
+            // The driver does not notify the device of others either: it is woken by its timer.
+            queue.go_to_previous_position();
+            return Ok(None);
+        }
         let more = has_more(queue, memory).map_err(broken)?;
         let in_hand = &mut state.in_hand[index];
         *in_hand += 1;

@@ -9,6 +9,8 @@ use super::MmioTransport;
 
 /// Token of an event that is not a notification.
 const DEVICE_EVENTS: u32 = u32::MAX;
+/// Token of the device's timer.
+const DEVICE_TIMER: u32 = u32::MAX - 1;
 
 /// Listens to the notifications of a device's queues, and to the device's own events. A device with
 /// several threads has a server on each; a notification wakes one that is idle.
@@ -26,7 +28,7 @@ impl QueueServer {
     /// Serves what the events are about, in turns while `keep_serving`, and at least one turn.
     /// Notifies queues that may have more.
     pub fn process_while(&self, events: &Events, keep_serving: &dyn Fn() -> bool) {
-        if events.data() == DEVICE_EVENTS {
+        if [DEVICE_EVENTS, DEVICE_TIMER].contains(&events.data()) {
             for queue in 0..self.transport.notifiers().len() {
                 self.transport.serve_while(queue, keep_serving);
             }
@@ -55,6 +57,13 @@ impl MutEventSubscriber for QueueServer {
             let set = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
             if let Err(error) = ops.add(Events::with_data(&events, DEVICE_EVENTS, set)) {
                 tracing::error!(%error, "the events of a virtio device are not served");
+            }
+        }
+        if let Some(timer) = self.transport.device().timer() {
+            // One thread suffices: it wakes others while there is more to do.
+            let set = EventSet::IN | EventSet::EDGE_TRIGGERED | EventSet::EXCLUSIVE;
+            if let Err(error) = ops.add(Events::with_data(&timer, DEVICE_TIMER, set)) {
+                tracing::error!(%error, "a virtio device that is throttled is not served");
             }
         }
     }

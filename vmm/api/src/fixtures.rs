@@ -2,8 +2,8 @@
 
 use crate::report::{
     Boot, Coherence, DrainState, DrainUsed, FaultKind, Faults, Guest, HotPage, HotPageNode,
-    MemoryUsed, Node, NodeState, PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, SealingUsed,
-    Stages, Traffic, TrafficClass, Transfers, TransportUsed,
+    MemoryUsed, Node, NodeState, PathUsed, Percentiles, Prefetch, RateLimited, ReplicasUsed, Role,
+    SealingUsed, Stages, Traffic, TrafficClass, Transfers, TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -213,6 +213,12 @@ pub fn status() -> VmStatus {
             cancelled: 5,
         },
         stalled_for_memory: 4,
+        rate_limits: vec![RateLimited {
+            device: "disk0".into(),
+            bytes_per_second: Some(8 << 20),
+            operations_per_second: None,
+            throttled: 12,
+        }],
         prefetch: Prefetch {
             issued: 640,
             used: 512,

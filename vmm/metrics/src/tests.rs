@@ -220,6 +220,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_evictions_unchanged_total", 23.0),
         ("ssi_hv_evictions_cancelled_total", 5.0),
         ("ssi_hv_memory_stalls_total", 4.0),
+        ("ssi_hv_device_throttled_total{device=\"disk0\"}", 12.0),
         ("ssi_hv_vm_errors_total", 1.0),
         ("ssi_hv_donor_reachable{node=\"1\"}", 1.0),
         ("ssi_hv_donor_reachable{node=\"2\"}", 0.0),

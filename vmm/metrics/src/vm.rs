@@ -2,7 +2,7 @@
 
 use super::families::{Families, Labels, flag, float};
 use super::shared::{self, NodeTimes};
-use ssi_hv_api::report::{Distribution, DrainUsed, PathUsed, Role, TrafficClass};
+use ssi_hv_api::report::{Distribution, DrainUsed, PathUsed, RateLimited, Role, TrafficClass};
 use ssi_hv_api::status::{LinkNow, NodeNow, VmState, VmStatus};
 
 /// Durations of one kind of fault, or of one of its stages.
@@ -65,6 +65,7 @@ pub fn vm(
             .map(|of| (vec![("node", of.node.to_string())], &of.fetch)),
     );
     shared::add(&mut all, status, nodes);
+    add_rate_limits(&mut all, &status.rate_limits);
     all.add_certificate(status.certificate_not_after);
     all.add_rdma(&status.rdma);
     all.text()
@@ -75,6 +76,16 @@ fn add_state(all: &mut Families, now: VmState) {
         "ssi_hv_vm_state",
         "State of the VM: 1 for the current state, 0 for others.",
         STATES.map(|(state, name)| (vec![("state", name.to_owned())], flag(state == now))),
+    );
+}
+
+fn add_rate_limits(all: &mut Families, limited: &[RateLimited]) {
+    all.counters(
+        "ssi_hv_device_throttled_total",
+        "How often a request or packet waited for the limits of its disk or network card.",
+        limited
+            .iter()
+            .map(|one| (vec![("device", one.device.clone())], one.throttled)),
     );
 }
 

@@ -112,11 +112,11 @@ pub(super) struct RunArgs {
     )]
     balloon: Switch,
 
-    /// A disk, path=FILE[,readonly]; repeatable
+    /// A disk, path=FILE[,readonly]...; repeatable
     #[arg(long = "disk", value_name = "DISK", help_heading = "Guest")]
     disks: Vec<DiskArg>,
 
-    /// A network card, tap=NAME[,mac=MAC]; repeatable
+    /// A network card, tap=NAME[,mac=MAC]...; repeatable
     #[arg(long = "net", value_name = "NET", help_heading = "Guest")]
     nets: Vec<NetArg>,
 

@@ -1,9 +1,10 @@
-//! A disk in textual form: `path=FILE[,readonly]`.
+//! A disk in textual form: `path=FILE[,readonly]`, and its rate limits.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use super::rate::{self, ParseRateError, RateArg};
 use super::text::serde_as_text;
 
 /// A disk of the guest.
@@ -13,6 +14,8 @@ pub struct DiskArg {
     pub path: PathBuf,
     /// Whether the guest can only read it.
     pub read_only: bool,
+    /// How much it does per second.
+    pub rate: RateArg,
 }
 
 /// Why a text is not a disk.
@@ -26,12 +29,17 @@ pub enum ParseDiskError {
     },
     /// An unknown option follows the file.
     #[error(
-        "`{option}` is not an option of a disk; write path=FILE[,readonly], FILE without a comma"
+        "`{option}` is not an option of a disk; write path=FILE[,readonly], FILE without a comma, and then \
+         any of {}",
+        rate::OPTIONS
     )]
     Option {
         /// The unknown part.
         option: String,
     },
+    /// A rate limit is invalid.
+    #[error(transparent)]
+    Rate(#[from] ParseRateError),
 }
 
 impl FromStr for DiskArg {
@@ -46,7 +54,11 @@ impl FromStr for DiskArg {
             return Err(ParseDiskError::NoPath { text: text.into() });
         }
         let mut read_only = false;
+        let mut rate = RateArg::default();
         for option in parts {
+            if rate.read(option)? {
+                continue;
+            }
             if option != "readonly" {
                 return Err(ParseDiskError::Option {
                     option: option.into(),
@@ -54,9 +66,11 @@ impl FromStr for DiskArg {
             }
             read_only = true;
         }
+        rate.check()?;
         Ok(Self {
             path: path.into(),
             read_only,
+            rate,
         })
     }
 }
@@ -64,7 +78,7 @@ impl FromStr for DiskArg {
 impl fmt::Display for DiskArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let read_only = if self.read_only { ",readonly" } else { "" };
-        write!(f, "path={}{read_only}", self.path.display())
+        write!(f, "path={}{read_only}{}", self.path.display(), self.rate)
     }
 }
 
@@ -107,7 +121,7 @@ mod tests {
 
         #[test]
         fn what_is_printed_is_read_as_the_same_disk(path in "[^,]{1,20}", read_only: bool) {
-            let disk = DiskArg { path: path.into(), read_only };
+            let disk = DiskArg { path: path.into(), read_only, rate: RateArg::default() };
             prop_assert_eq!(disk.to_string().parse(), Ok(disk));
         }
     }

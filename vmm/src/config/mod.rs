@@ -18,6 +18,7 @@ mod node;
 pub mod node_arg;
 pub mod planned;
 pub mod policy;
+pub mod rate;
 pub mod rdma;
 mod run;
 mod sealing;

@@ -1,10 +1,11 @@
-//! A network card in textual form: `tap=NAME[,mac=MAC]`.
+//! A network card in textual form: `tap=NAME[,mac=MAC]`, and its rate limits.
 
 use std::fmt;
 use std::str::FromStr;
 
 use devices::virtio::{MacAddress, ParseMacError};
 
+use super::rate::{self, ParseRateError, RateArg};
 use super::text::serde_as_text;
 
 /// A network card of the guest.
@@ -14,6 +15,8 @@ pub struct NetArg {
     pub tap: String,
     /// Its address; by default derived from host and tap.
     pub mac: Option<MacAddress>,
+    /// How much it sends, and how much it receives, per second.
+    pub rate: RateArg,
 }
 
 /// Why a text is not a network card.
@@ -27,7 +30,9 @@ pub enum ParseNetError {
     },
     /// An unknown or repeated option follows.
     #[error(
-        "`{option}` is not an option of a network card, or not twice; write tap=NAME[,mac=MAC]"
+        "`{option}` is not an option of a network card, or not twice; write tap=NAME[,mac=MAC], and then \
+         any of {}",
+        rate::OPTIONS
     )]
     Option {
         /// The invalid part.
@@ -36,6 +41,9 @@ pub enum ParseNetError {
     /// The address is invalid.
     #[error(transparent)]
     Mac(#[from] ParseMacError),
+    /// A rate limit is invalid.
+    #[error(transparent)]
+    Rate(#[from] ParseRateError),
 }
 
 impl FromStr for NetArg {
@@ -47,7 +55,11 @@ impl FromStr for NetArg {
         let tap = tap.filter(|name| !name.is_empty());
         let tap = tap.ok_or_else(|| ParseNetError::NoTap { text: text.into() })?;
         let mut mac = None;
+        let mut rate = RateArg::default();
         for option in parts {
+            if rate.read(option)? {
+                continue;
+            }
             let unknown = || ParseNetError::Option {
                 option: option.into(),
             };
@@ -56,9 +68,11 @@ impl FromStr for NetArg {
                 return Err(unknown());
             }
         }
+        rate.check()?;
         Ok(Self {
             tap: tap.into(),
             mac,
+            rate,
         })
     }
 }
@@ -67,9 +81,10 @@ impl fmt::Display for NetArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tap={}", self.tap)?;
         match self.mac {
-            Some(mac) => write!(f, ",mac={mac}"),
-            None => Ok(()),
+            Some(mac) => write!(f, ",mac={mac}")?,
+            None => {}
         }
+        self.rate.fmt(f)
     }
 }
 
@@ -111,7 +126,7 @@ mod tests {
         #[test]
         fn what_is_printed_is_read_as_the_same_card(tap in "[^,]{1,20}", with_mac: bool) {
             let mac = with_mac.then(|| MacAddress::derived_from(&[tap.as_bytes()]));
-            let card = NetArg { tap, mac };
+            let card = NetArg { tap, mac, rate: RateArg::default() };
             prop_assert_eq!(card.to_string().parse(), Ok(card));
         }
     }

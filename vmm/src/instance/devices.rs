@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use devices::virtio::{
-    Balloon, Block, Console, Disk, Entropy, HostSocket, HostSocketError, MacAddress, Net, Tap,
-    VirtioDevice, Vsock,
+    Balloon, Block, Console, Disk, Entropy, HostSocket, HostSocketError, MacAddress, Net,
+    RateLimiter, Tap, VirtioDevice, Vsock,
 };
 use memory_fabric::fabric::Fabric;
 
@@ -13,6 +13,7 @@ use super::free_memory::FreeMemory;
 use super::hotplug::HotplugMemory;
 use super::run_error::RunError;
 use crate::config::RunConfig;
+use crate::config::rate::RateArg;
 use crate::control_socket::changes::Changes;
 use crate::control_socket::files::remove_with_ours;
 use crate::failure::Failure;
@@ -25,6 +26,8 @@ const MACHINE_ID_PATH: &str = "/etc/machine-id";
 #[derive(Debug)]
 pub struct HostDevices {
     devices: Vec<Arc<dyn VirtioDevice>>,
+    /// Those of the devices that have limits.
+    limiters: Vec<Arc<RateLimiter>>,
     /// Removed at the end of the run.
     _sockets: Vec<HostSocket>,
 }
@@ -49,15 +52,26 @@ impl HostDevices {
                 "open /dev/urandom; mount devtmpfs on /dev, or omit the device with --rng off",
             ))?));
         }
-        for (number, disk) in config.disks.iter().enumerate() {
-            let disk = Disk::open(&disk.path, disk.read_only)?;
-            devices.push(Arc::new(Block::new(number, disk)));
+        let mut limiters = Vec::new();
+        for (number, given) in config.disks.iter().enumerate() {
+            let disk = Disk::open(&given.path, given.read_only)?;
+            let mut disk = Block::new(number, disk);
+            if let Some(limiter) = limiter(&disk, given.rate, 1)? {
+                limiters.push(Arc::clone(&limiter));
+                disk = disk.limited(limiter);
+            }
+            devices.push(Arc::new(disk));
         }
         for (number, net) in config.nets.iter().enumerate() {
             let tap = Tap::open(&net.tap)?;
             let mac = net.mac.unwrap_or_else(|| derived_address(tap.name()));
             tracing::info!("network card on the tap {} with address {mac}", tap.name());
-            devices.push(Arc::new(Net::new(number, tap, mac)));
+            let mut card = Net::new(number, tap, mac);
+            if let Some(limiter) = limiter(&card, net.rate, 2)? {
+                limiters.push(Arc::clone(&limiter));
+                card = card.limited(limiter);
+            }
+            devices.push(Arc::new(card));
         }
         let mut sockets = Vec::new();
         if let Some(vsock) = &config.vsock {
@@ -72,8 +86,14 @@ impl HostDevices {
         }
         Ok(Self {
             devices,
+            limiters,
             _sockets: sockets,
         })
+    }
+
+    /// Returns the limiters of the devices that have limits.
+    pub fn limiters(&self) -> &[Arc<RateLimiter>] {
+        &self.limiters
     }
 
     /// Returns the devices of a guest that starts, in their order on the bus. No earlier guest uses
@@ -108,6 +128,23 @@ impl HostDevices {
             hotplug,
         }
     }
+}
+
+/// Returns the limiter of a device with this many directions, if it has limits.
+fn limiter(
+    device: &dyn VirtioDevice,
+    rate: RateArg,
+    directions: usize,
+) -> Result<Option<Arc<RateLimiter>>, Failure> {
+    let limits = rate.limits();
+    if limits.is_empty() {
+        return Ok(None);
+    }
+    let limiter = RateLimiter::new(device.name(), limits, directions);
+    let limiter = limiter.map_err(RunError::host(
+        "make a timer for the limits of a device; raise the limit of open files (ulimit -n)",
+    ))?;
+    Ok(Some(Arc::new(limiter)))
 }
 
 /// Listens for host programs; the socket is removed however this process ends, unless it is killed.

@@ -15,7 +15,8 @@ use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
 use crate::report::{
     Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
-    RUNNING, RdmaUsed, ReplicasUsed, Report, Role, SealingUsed, Stages, Traffic, TrafficClass,
+    RUNNING, RateLimited, RdmaUsed, ReplicasUsed, Report, Role, SealingUsed, Stages, Traffic,
+    TrafficClass,
 };
 use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmState, VmStatus, observed};
 
@@ -38,6 +39,7 @@ pub fn report(instance: &Instance, booted: &BootedVm) -> Report {
     report.memory = memory(view, may_walk(view));
     fill(&mut report, &view.nodes(), view);
     fill_nodes(&mut report, booted);
+    report.rate_limits = rate_limits(booted);
     report.errors = instance.supervisor.now().errors.lines();
     report.outcome = RUNNING.to_owned();
     report
@@ -95,6 +97,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         },
         stalled_for_memory: stats.stalled_for_memory.get(),
         prefetch: prefetch(stats),
+        rate_limits: rate_limits(booted),
         rdma: observed::rdma_resources(),
         certificate_not_after: instance.certificate_not_after(),
         errors_total,
@@ -120,6 +123,22 @@ fn linked_nodes(view: &FabricView, cpus: u32) -> Vec<NodeNow> {
                 outages: link.outages.get(),
                 rdma: rdma.as_deref().is_some_and(RdmaStats::is_connected),
             }),
+        })
+        .collect()
+}
+
+/// Returns the devices with limits, and how often these were reached.
+pub fn rate_limits(booted: &BootedVm) -> Vec<RateLimited> {
+    let limiters = booted.limiters.iter();
+    limiters
+        .map(|limiter| {
+            let limits = limiter.limits();
+            RateLimited {
+                device: limiter.device().to_owned(),
+                bytes_per_second: limits.bytes.map(|rate| rate.per_second),
+                operations_per_second: limits.operations.map(|rate| rate.per_second),
+                throttled: limiter.throttled(),
+            }
         })
         .collect()
 }

@@ -13,7 +13,7 @@ use super::links::{advice, describe, transport_used, unused};
 use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
 use super::metrics::OF_VM;
 use super::nodes::OtherNodes;
-use super::observe::{fill, fill_nodes, memory};
+use super::observe::{fill, fill_nodes, memory, rate_limits};
 use super::run_error::RunError;
 use super::sandbox;
 use super::supervisor::Supervisor;
@@ -265,6 +265,7 @@ impl Run<'_> {
         let numa = super::numa::nodes(config, &fabric);
         let node = u16::try_from(numa.len()).ok();
         let node = node.and_then(|count| count.checked_sub(1));
+        let limiters = devices.limiters();
         let devices = devices.for_guest(config, &fabric, node, &instance.hotplug_changes);
         let booted = Arc::new(BootedVm::new(
             fabric.view().clone(),
@@ -273,6 +274,7 @@ impl Run<'_> {
             devices.hotplug,
             VmDrains::new(&fabric, &fabric_config.donors, &supervisor.drain_changes),
             others.as_ref().map(OtherNodes::seen),
+            limiters,
         ));
         instance.set_booted(Arc::clone(&booted));
         let parameters = &kernel_parameters(config)?;
@@ -420,6 +422,7 @@ fn finish(
     };
     fill(report, &summaries, &view);
     fill_nodes(report, booted);
+    report.rate_limits = rate_limits(booted);
     tracing::debug!(
         replayed = stats.replayed.get(),
         stalled_for_memory = stats.stalled_for_memory.get(),

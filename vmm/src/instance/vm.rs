@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use devices::virtio::Balloon;
+use devices::virtio::{Balloon, RateLimiter};
 use memory_fabric::view::FabricView;
 
 use super::drains::VmDrains;
@@ -55,6 +55,8 @@ pub struct BootedVm {
     pub drains: Option<VmDrains>,
     /// The compute nodes, if vCPUs are on several.
     pub nodes: Option<Arc<NodesSeen>>,
+    /// The limiters of devices with limits.
+    pub limiters: Vec<Arc<RateLimiter>>,
     /// The machine, once its kernel is loaded, and the time of all preparations.
     machine: OnceLock<(MachineHandle, Duration)>,
 }
@@ -134,9 +136,11 @@ impl BootedVm {
         hotplug: Option<HotplugMemory>,
         drains: Option<VmDrains>,
         nodes: Option<Arc<NodesSeen>>,
+        limiters: &[Arc<RateLimiter>],
     ) -> Self {
         Self {
             nodes,
+            limiters: limiters.to_vec(),
             view,
             transport,
             balloon,

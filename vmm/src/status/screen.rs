@@ -94,6 +94,12 @@ pub fn vm(status: &VmStatus) -> String {
         status.evictions.cancelled,
         status.stalled_for_memory
     ));
+    for limited in &status.rate_limits {
+        line(format!(
+            "limits     {} was throttled {} time(s)",
+            limited.device, limited.throttled
+        ));
+    }
     let ahead = &status.prefetch;
     line(format!(
         "ahead      {} pages fetched: {} used, {} wasted; {} touched on their way",

@@ -6,13 +6,16 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::virtio::rate::tests::rate;
 use crate::virtio::server_threads::{ServerThreads, wait_until};
 use crate::virtio::test_driver::{Driver, RING_SIZE, STARTED, ring};
+use crate::virtio::{RateLimiter, RateLimits};
 
 const IN: u32 = 0;
 const OUT: u32 = 1;
@@ -53,8 +56,23 @@ impl Bed {
         Self::of(Disk::open(path.as_ref(), false).unwrap(), file)
     }
 
+    /// A disk with limits, by the clock of the host.
+    fn limited(limits: RateLimits) -> (Self, Arc<RateLimiter>) {
+        let limiter = Arc::new(RateLimiter::new("disk0", limits, 1).unwrap());
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(DISK_BYTES).unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let disk = Disk::open(path.as_ref(), false).unwrap();
+        let disk = Block::new(0, disk).limited(Arc::clone(&limiter));
+        (Self::with(disk, file), limiter)
+    }
+
     fn of(disk: Disk, file: File) -> Self {
-        let driver = Driver::of(Block::new(0, disk));
+        Self::with(Block::new(0, disk), file)
+    }
+
+    fn with(disk: Block, file: File) -> Self {
+        let driver = Driver::of(disk);
         driver.start(driver.offered());
         let seen = Cell::new(0);
         Self { driver, file, seen }
@@ -264,4 +282,36 @@ fn a_file_that_is_cut_while_requests_are_in_flight_stays_cut() {
         }
     }
     assert_eq!(bed.file.metadata().unwrap().len(), DISK_BYTES / 2);
+}
+
+#[test]
+fn a_throttled_disk_is_as_slow_as_its_limit_and_its_threads_sleep() {
+    let limits = RateLimits {
+        bytes: rate(1 << 20),
+        operations: None,
+    };
+    let (bed, limiter) = Bed::limited(limits);
+    let threads = bed.threads();
+    let pattern = |lane: u16| vec![u8::try_from(lane).unwrap() + 1; LANE_BYTES as usize];
+    let sector = |lane: u16| u64::from(lane) * u64::from(LANE_BYTES / 512);
+    let started = Instant::now();
+    for lane in 0..LANES {
+        bed.fill(lane, &pattern(lane));
+        bed.offer(lane, OUT, sector(lane), LANE_BYTES);
+    }
+    bed.carry_out(LANES);
+    // The bucket held 1 MiB of the 2.5 MiB, and each thread may begin one request too early.
+    let least = Duration::from_millis(1000);
+    assert!(started.elapsed() >= least, "{:?}", started.elapsed());
+    for lane in 0..LANES {
+        assert_eq!(bed.status(lane), OK);
+        let mut stored = vec![0; LANE_BYTES as usize];
+        let place = u64::from(lane) * u64::from(LANE_BYTES);
+        bed.file.read_exact_at(&mut stored, place).unwrap();
+        assert!(stored == pattern(lane), "lane {lane}");
+    }
+    // Each wake-up finds a request that may begin; a loop would count millions.
+    let throttled = limiter.throttled();
+    assert!((10..1000).contains(&throttled), "{throttled}");
+    drop(threads);
 }

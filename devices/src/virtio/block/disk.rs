@@ -269,15 +269,15 @@ impl Disk {
         self.fallocate(mode, offset, bytes).map(drop)
     }
 
-    /// Zeroes the range; `unmap` allows deallocating it.
-    pub(super) fn write_zeroes(&self, offset: u64, bytes: u64, unmap: bool) -> io::Result<()> {
+    /// Zeroes the range; `unmap` allows deallocating it. Returns how many bytes had to be written.
+    pub(super) fn write_zeroes(&self, offset: u64, bytes: u64, unmap: bool) -> io::Result<u64> {
         let how = if unmap {
             FallocateFlags::PUNCH_HOLE
         } else {
             FallocateFlags::ZERO_RANGE
         };
         if self.fallocate(how | FallocateFlags::KEEP_SIZE, offset, bytes)? {
-            return Ok(());
+            return Ok(0);
         }
         let end = offset + bytes;
         let mut at = offset;
@@ -286,7 +286,7 @@ impl Disk {
             self.write(&ZEROES[..count], at)?;
             at += count as u64;
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Calls `fallocate`; false when the file system or the device does not support that, at all or

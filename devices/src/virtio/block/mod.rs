@@ -9,8 +9,9 @@ mod disk;
 mod request;
 
 use std::fmt;
-use std::sync::Mutex;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
@@ -21,7 +22,7 @@ use vm_memory::GuestMemoryMmap;
 
 pub use disk::{Disk, DiskError, SECTOR_BYTES};
 
-use super::{CarriesOut, Chain, VirtioDevice, read_bytes_of};
+use super::{CarriesOut, Chain, RateLimiter, VirtioDevice, read_bytes_of};
 use crate::lock;
 
 /// Ring size: the limit of pending requests.
@@ -44,6 +45,9 @@ const RANGES_MAX: u32 = 16;
 /// The host's unit of storage: pages. Advertised to the guest as its unit for writes and discards.
 const PHYSICAL_BLOCK_BYTES: u64 = 4096;
 
+/// The one direction of its limits.
+const LANE: usize = 0;
+
 /// Bytes of configuration, up to the fields that are not offered (section 5.2.4).
 const CONFIG_BYTES: usize = 60;
 
@@ -59,6 +63,7 @@ pub struct Block {
     warned: AtomicBool,
     /// Buffers that requests are copied through: as many as were in use at once so far.
     buffers: Mutex<Vec<Vec<u8>>>,
+    limiter: Option<Arc<RateLimiter>>,
 }
 
 impl fmt::Debug for Block {
@@ -81,6 +86,23 @@ impl Block {
             driver_flushes: AtomicBool::new(false),
             warned: AtomicBool::new(false),
             buffers: Mutex::default(),
+            limiter: None,
+        }
+    }
+
+    /// Limits its rate; reads and writes count together.
+    #[must_use]
+    pub fn limited(self, limiter: Arc<RateLimiter>) -> Self {
+        Self {
+            limiter: Some(limiter),
+            ..self
+        }
+    }
+
+    /// Counts a request, or bytes of one, against its limits.
+    fn count(&self, operations: u64, bytes: u64) {
+        if let Some(limiter) = &self.limiter {
+            limiter.take(LANE, operations, bytes);
         }
     }
 
@@ -166,6 +188,10 @@ impl VirtioDevice for Block {
     fn waits_for_host(&self) -> bool {
         self.disk.is_at_work()
     }
+
+    fn timer(&self) -> Option<BorrowedFd<'_>> {
+        self.limiter.as_ref().map(|limiter| limiter.timer())
+    }
 }
 
 impl CarriesOut for Block {
@@ -173,8 +199,14 @@ impl CarriesOut for Block {
         DISK_THREADS
     }
 
+    fn may_begin(&self) -> bool {
+        let limiter = self.limiter.as_ref();
+        limiter.is_none_or(|limiter| limiter.may_begin(LANE))
+    }
+
     /// A flush covers every write whose chain was returned before.
     fn carry_out(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
+        self.count(1, 0);
         let mut buffer = lock(&self.buffers).pop().unwrap_or_default();
         let written = self.answer(chain, memory, &mut buffer);
         lock(&self.buffers).push(buffer);

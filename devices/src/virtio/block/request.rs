@@ -155,9 +155,11 @@ impl Block {
             VIRTIO_BLK_T_WRITE_ZEROES => {
                 self.check_writable()?;
                 for range in self.ranges(from_driver, ZEROES_SECTORS_MAX)? {
-                    self.disk
+                    let written = self
+                        .disk
                         .write_zeroes(range.offset, range.bytes, range.unmap)
                         .map_err(host("write zeroes"))?;
+                    self.count(0, written);
                 }
                 self.written()
             }
@@ -239,6 +241,7 @@ impl Block {
         to_driver: &mut Writer<'_>,
         buffer: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
+        self.count(0, range.bytes);
         for (offset, count) in pieces(range) {
             buffer.resize(COPY_BYTES, 0);
             let piece = &mut buffer[..count];
@@ -254,6 +257,7 @@ impl Block {
         from_driver: &mut Reader<'_>,
         buffer: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
+        self.count(0, range.bytes);
         for (offset, count) in pieces(range) {
             buffer.resize(COPY_BYTES, 0);
             let piece = &mut buffer[..count];

@@ -11,7 +11,7 @@ mod tap_faults;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
@@ -23,12 +23,13 @@ use virtio_queue::Writer;
 pub use mac::{MacAddress, ParseMacError};
 pub use tap::{TAP_NAME_BYTES_MAX, Tap, TapError};
 
-use super::{BrokenRing, Buffers, Ring, VirtioDevice, read_bytes_of};
+use super::{BrokenRing, Buffers, RateLimiter, Ring, VirtioDevice, read_bytes_of};
 use crate::lock;
 use tap::HEADER_BYTES;
 use tap_faults::ReportedFaults;
 
 const RECEIVE_QUEUE: usize = 0;
+const SEND_QUEUE: usize = 1;
 /// Queues: to the guest, from the guest.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
 
@@ -61,6 +62,8 @@ pub struct Net {
     mac: MacAddress,
     state: Mutex<State>,
     faults: ReportedFaults,
+    /// Its directions are the queues.
+    limiter: Option<Arc<RateLimiter>>,
 }
 
 struct State {
@@ -107,6 +110,29 @@ impl Net {
                 outgoing: vec![0; PACKET_BYTES_MAX],
             }),
             faults: ReportedFaults::default(),
+            limiter: None,
+        }
+    }
+
+    /// Limits its rate, in each direction by itself.
+    #[must_use]
+    pub fn limited(self, limiter: Arc<RateLimiter>) -> Self {
+        Self {
+            limiter: Some(limiter),
+            ..self
+        }
+    }
+
+    fn may_begin(&self, queue: usize) -> bool {
+        let limiter = self.limiter.as_ref();
+        limiter.is_none_or(|limiter| limiter.may_begin(queue))
+    }
+
+    /// Counts a packet against the limits.
+    fn count(&self, queue: usize, bytes: usize) {
+        if let Some(limiter) = &self.limiter {
+            let bytes = u64::try_from(bytes.saturating_sub(HEADER_BYTES)).unwrap_or(u64::MAX);
+            limiter.take(queue, 1, bytes);
         }
     }
 
@@ -125,8 +151,15 @@ impl Net {
                     }
                 };
             }
+            if !self.may_begin(RECEIVE_QUEUE) {
+                // The tap keeps those behind it, and drops them when it is full.
+                return Ok(false);
+            }
             match deliver(state, ring)? {
-                Delivery::Done => state.waiting = 0,
+                Delivery::Done => {
+                    self.count(RECEIVE_QUEUE, state.waiting);
+                    state.waiting = 0;
+                }
                 Delivery::Later => return Ok(false),
                 Delivery::Dropped => {
                     tracing::debug!(
@@ -147,9 +180,15 @@ impl Net {
             let Some(chain) = ring.next_chain()? else {
                 return Ok(false);
             };
+            if !self.may_begin(SEND_QUEUE) {
+                ring.put_back(1);
+                return Ok(false);
+            }
+            let mut bytes = 0;
             if let Some(packet) =
                 Buffers::of(&chain, memory).and_then(|buffers| copied(buffers, &mut state.outgoing))
             {
+                bytes = packet.len();
                 match self.tap.send(packet) {
                     Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -160,6 +199,7 @@ impl Net {
                     Err(error) => self.failed(&error),
                 }
             }
+            self.count(SEND_QUEUE, bytes);
             ring.used(chain.head_index(), 0)?;
         }
         Ok(true)
@@ -294,6 +334,10 @@ impl VirtioDevice for Net {
 
     fn events(&self) -> Option<BorrowedFd<'_>> {
         Some(self.tap.as_fd())
+    }
+
+    fn timer(&self) -> Option<BorrowedFd<'_>> {
+        self.limiter.as_ref().map(|limiter| limiter.timer())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, SubscriberOps};
 use proptest::prelude::*;
@@ -11,11 +11,12 @@ use vm_memory::{Bytes, GuestAddress};
 use super::tap::tests::Made;
 use super::tap_faults::TapFault;
 use super::*;
-use crate::virtio::QueueServer;
+use crate::virtio::rate::tests::{TestClock, rate};
 use crate::virtio::server_threads::LIMIT;
 use crate::virtio::test_driver::{
     Driver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED, VERSION_1, ring,
 };
+use crate::virtio::{QueueServer, RateLimiter, RateLimits};
 
 const MERGEABLE: u64 = 1 << 15;
 const DATA: u64 = 0x10_0000;
@@ -279,6 +280,93 @@ fn packets_of_the_host_wake_the_loop_once() {
         assert!(manager.run_with_timeout(1000).unwrap() > 0);
     }
     assert_eq!(bed.get(DATA, 70), with_count(packet, 1));
+}
+
+/// A card that may have this many packets at once in each direction, and as many each second.
+fn limited(packets: u64) -> (Bed, TestClock, Arc<RateLimiter>) {
+    let clock = TestClock::new();
+    let limits = RateLimits {
+        operations: rate(packets),
+        bytes: None,
+    };
+    let limiter = Arc::new(clock.limiter(limits, 2));
+    let (card, host) = Net::on_sockets();
+    let driver = Driver::of(card.limited(Arc::clone(&limiter)));
+    driver.start(VERSION_1);
+    (Bed { driver, host }, clock, limiter)
+}
+
+#[test]
+fn packets_beyond_the_limit_wait_in_their_direction_and_lose_no_order() {
+    let (bed, clock, limiter) = limited(2);
+    let memory = &bed.driver.memory;
+    for number in 0..4_u16 {
+        let place = DATA + u64::from(number) * 256;
+        let byte = u8::try_from(number).unwrap();
+        memory
+            .write_slice(&[byte; 100], GuestAddress(place))
+            .unwrap();
+        bed.driver.offer(1, number, &[(place, 100, false)]);
+    }
+    bed.driver.serve(1);
+    assert_eq!((bed.driver.used(1), limiter.throttled()), (2, 1));
+    assert_eq!(bed.sent(), Some(vec![0; 100]));
+    assert_eq!(bed.sent(), Some(vec![1; 100]));
+    assert_eq!(bed.sent(), None);
+
+    // The other direction has a limit of its own.
+    let packets: Vec<_> = (60..63).map(|bytes| bed.send(bytes)).collect();
+    for number in 0..3_u16 {
+        let place = DATA + 0x1_0000 + u64::from(number) * 256;
+        bed.driver.offer(0, number, &[(place, 200, true)]);
+    }
+    bed.driver.serve(0);
+    assert_eq!((bed.driver.used(0), limiter.throttled()), (2, 2));
+
+    clock.advance(Duration::from_millis(501));
+    for queue in 0..2 {
+        bed.driver.serve(queue);
+    }
+    assert_eq!((bed.driver.used(0), bed.driver.used(1)), (3, 3));
+    assert_eq!(bed.sent(), Some(vec![2; 100]));
+    for (number, packet) in (0..).zip(packets) {
+        let place = DATA + 0x1_0000 + number * 256;
+        assert_eq!(bed.get(place, packet.len()), with_count(packet, 1));
+    }
+    clock.advance(Duration::from_millis(501));
+    bed.driver.serve(1);
+    assert_eq!(bed.sent(), Some(vec![3; 100]));
+}
+
+#[test]
+fn the_timer_of_a_throttled_card_wakes_the_loop_and_no_loop_spins() {
+    let limits = RateLimits {
+        operations: rate(20),
+        bytes: None,
+    };
+    let limiter = Arc::new(RateLimiter::new("net1", limits, 2).unwrap());
+    let (card, host) = Net::on_sockets();
+    let driver = Driver::of(card.limited(Arc::clone(&limiter)));
+    driver.start(VERSION_1);
+    let bed = Bed { driver, host };
+    let mut manager = EventManager::<QueueServer>::new().unwrap();
+    manager.add_subscriber(QueueServer::new(Arc::clone(&bed.driver.transport)));
+    for number in 0..40 {
+        bed.driver.offer(1, number, &[(DATA, 100, false)]);
+    }
+    bed.driver.notify(1);
+    let started = Instant::now();
+    while bed.driver.used(1) < 40 {
+        assert!(started.elapsed() < LIMIT, "{} are sent", bed.driver.used(1));
+        manager.run_with_timeout(1000).unwrap();
+    }
+    // 20 of them at once, and the last of the others after at least 19 more were earned.
+    assert!(
+        started.elapsed() >= Duration::from_millis(950),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(limiter.throttled() <= 40, "{}", limiter.throttled());
 }
 
 #[test]

@@ -16,6 +16,20 @@ pub struct Exec {
     pub stderr_bytes: u64,
 }
 
+/// A device with limits of its rate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct RateLimited {
+    /// The device: `disk0`, `net0` and so on.
+    pub device: String,
+    /// Bytes per second, of a network card in each direction; `null` without a limit.
+    pub bytes_per_second: Option<u64>,
+    /// Requests or packets per second; `null` without a limit.
+    pub operations_per_second: Option<u64>,
+    /// How often a request or packet had to wait for them.
+    pub throttled: u64,
+}
+
 /// State of a donor that is drained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

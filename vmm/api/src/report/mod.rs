@@ -8,8 +8,8 @@ mod details;
 
 pub use coherence::{Coherence, HOTTEST_MAX, HotPage, HotPageNode, NodeState, Transfers};
 pub use details::{
-    Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, TIMELINE_SAMPLES_MAX,
-    Timeline,
+    Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, RateLimited,
+    TIMELINE_SAMPLES_MAX, Timeline,
 };
 
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,9 @@ pub struct Report {
     /// Faults over time; present if the guest ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
+    /// Devices with limits of their rate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rate_limits: Vec<RateLimited>,
     /// The command of `--exec`, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<Exec>,

@@ -10,7 +10,9 @@ pub mod transport;
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Boot, Coherence, Faults, Guest, MemoryUsed, Node, Prefetch, TransportUsed};
+use crate::report::{
+    Boot, Coherence, Faults, Guest, MemoryUsed, Node, Prefetch, RateLimited, TransportUsed,
+};
 pub use connections::{ConnectionsDropped, MemberUse, NodeConnections};
 use heat::HeatStatus;
 use rdma::{NodeRdma, RdmaResources};
@@ -75,6 +77,9 @@ pub struct VmStatus {
     pub stalled_for_memory: u64,
     /// Pages fetched before they were touched.
     pub prefetch: Prefetch,
+    /// Devices with limits of their rate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rate_limits: Vec<RateLimited>,
     /// What it uses of RDMA devices.
     #[serde(default)]
     pub rdma: RdmaResources,

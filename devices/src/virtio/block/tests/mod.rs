@@ -6,6 +6,7 @@ use super::*;
 use crate::virtio::test_driver::{Driver, SECOND_PART, STARTED, VERSION_1};
 
 mod chains;
+mod limits;
 mod properties;
 mod ranges;
 
