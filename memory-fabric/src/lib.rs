@@ -50,6 +50,8 @@ pub mod discard;
 pub mod donor;
 mod drain;
 pub mod fabric;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod heat;
 pub mod link;
 mod nodes;

@@ -89,6 +89,19 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
+/// Makes targets of names and bodies, for crates whose bodies do not depend on this one.
+pub const fn targets<const N: usize>(bodies: [(&'static str, fn(&[u8])); N]) -> [Target; N] {
+    let (name, run) = bodies[0];
+    let mut targets = [Target { name, run }; N];
+    let mut at = 1;
+    while at < N {
+        let (name, run) = bodies[at];
+        targets[at] = Target { name, run };
+        at += 1;
+    }
+    targets
+}
+
 /// The body of the target `name` among `targets`.
 ///
 /// # Panics
@@ -201,10 +214,10 @@ impl Random {
 
 /// Generates tests that run each target of `TARGETS` over its seeds and over derived inputs, and
 /// one that compares the names in `TARGETS`, in `tests/fuzz/fuzz_targets` and in
-/// `tests/fuzz/Cargo.toml`.
+/// `tests/fuzz/Cargo.toml`. There are 2,000 derived inputs, or as many as `inputs` says.
 #[macro_export]
 macro_rules! fuzz_tests {
-    ($($name:ident)*) => {
+    (inputs = $inputs:literal; $($name:ident)*) => {
         fn directory() -> std::path::PathBuf {
             // Crates are nested, so the workspace is not always the parent directory.
             std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -217,7 +230,7 @@ macro_rules! fuzz_tests {
         $(
             #[test]
             fn $name() {
-                const INPUTS: usize = 2_000;
+                const INPUTS: usize = $inputs;
                 let name = stringify!($name);
                 let mut targets = super::TARGETS.iter();
                 let target = targets.find(|target| target.name == name).unwrap();
@@ -241,6 +254,9 @@ macro_rules! fuzz_tests {
                 assert!(text.contains(&format!("\"{name}\"")), "{}", file.display());
             }
         }
+    };
+    ($($name:ident)*) => {
+        $crate::fuzz_tests! { inputs = 2_000; $($name)* }
     };
 }
 

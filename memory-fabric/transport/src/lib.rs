@@ -10,6 +10,8 @@ extern crate self as fabric_transport;
 
 mod choice;
 pub mod control;
+#[cfg(all(feature = "udp", any(test, feature = "fuzzing")))]
+pub mod fuzzing;
 mod kind;
 pub mod measure;
 pub mod path;

@@ -24,6 +24,8 @@
 mod compute;
 mod error;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod kind;
 mod messages;
 pub mod packing;

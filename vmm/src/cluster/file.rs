@@ -84,7 +84,13 @@ impl Cluster {
     ///
     /// Fails if it cannot be read, is malformed, or has an unknown key.
     pub fn read(path: &Path) -> Result<Self, ClusterError> {
-        let mut table = read_table("the cluster's file", path)?;
+        let text = file::read("the cluster's file", path)?;
+        Self::of(path, &text)
+    }
+
+    /// Reads the text of the file at `path`, without validating its values.
+    pub(super) fn of(path: &Path, text: &str) -> Result<Self, ClusterError> {
+        let mut table = table_of(path, text)?;
         let nodes = take_nodes(path, &mut table)?;
         let vm = take_vm(path, &mut table)?;
         if vm.cluster.is_some() {
@@ -147,6 +153,10 @@ impl Cluster {
             let mut keys = file::to_table(&node.place)?;
             keys.insert("name".into(), node.name.to_string().into());
             keys.extend(file::to_table(&node.config)?);
+            if node.place.namespace {
+                // It is chosen, and refused if it is given.
+                keys.remove("listen");
+            }
             nodes.push(Value::from(keys));
         }
         table.insert("node".into(), nodes.into());
@@ -183,9 +193,11 @@ pub(super) fn read_nodes(what: &'static str, path: &Path) -> Result<Vec<Node>, C
 }
 
 fn read_table(what: &'static str, path: &Path) -> Result<Table, ClusterError> {
-    let text = file::read(what, path)?;
-    let table: Table =
-        toml::from_str(&text).map_err(|error| file::malformed(path, &text, &error))?;
+    table_of(path, &file::read(what, path)?)
+}
+
+fn table_of(path: &Path, text: &str) -> Result<Table, ClusterError> {
+    let table: Table = toml::from_str(text).map_err(|error| file::malformed(path, text, &error))?;
     let known = BTreeSet::from(["vm", "node"].map(str::to_owned));
     match file::check_keys(path, "up", &table, &known) {
         Ok(()) => Ok(table),

@@ -3,6 +3,8 @@
 
 pub mod command_line;
 mod file;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod ready;
 #[cfg(test)]
 mod tests;

@@ -193,7 +193,7 @@ fn a_run_is_asked_for_where_it_is_at_home_when_its_pages_are_held() {
             .iter()
             .all(|page| bench.kind(page) == Kind::Fetching)
     );
-    assert_eq!(bench.shared.budget.used(), wanted().count.into());
+    assert_eq!(bench.shared.budget.used(), u64::from(wanted().count));
 }
 
 #[test]

@@ -15,7 +15,7 @@
 mod connection;
 mod listener;
 mod settings;
-mod streams;
+pub(crate) mod streams;
 
 pub use connection::UdpCloser;
 pub use connection::UdpStream;

@@ -8,14 +8,14 @@
 use fabric_wire::{Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 
 /// Streams of a connection.
-pub(super) const STREAMS: usize = 8;
+pub(crate) const STREAMS: usize = 8;
 
 /// Limit of buffered bytes of a stream while a frame can be taken: the longest frame of pages, and
 /// a part of the next. Further data stays in the connection, whose window then closes.
 const STREAM_BYTES_MAX: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
 /// Returns the stream of a frame to send, and its length with the header.
-pub(super) fn place(header: &[u8; HEADER_BYTES]) -> Option<(usize, usize)> {
+pub(crate) fn place(header: &[u8; HEADER_BYTES]) -> Option<(usize, usize)> {
     let frame = Frame::decode(header).ok()?;
     let stream = match frame.kind {
         FrameKind::ReadPage | FrameKind::PageData | FrameKind::ReadPages | FrameKind::PagesData => {
@@ -41,7 +41,7 @@ impl Incoming {
 
 /// Data received on the streams and not taken yet.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     streams: [Incoming; STREAMS],
     /// Limit of buffered bytes of all streams.
     bytes_max: usize,
@@ -53,7 +53,7 @@ pub(super) struct Inbox {
 
 impl Inbox {
     /// Creates an empty one with a limit of the bytes of all streams.
-    pub(super) fn new(bytes_max: usize) -> Self {
+    pub(crate) fn new(bytes_max: usize) -> Self {
         Self {
             streams: Default::default(),
             bytes_max,
@@ -63,13 +63,13 @@ impl Inbox {
     }
 
     /// Changes the limit of the bytes of all streams.
-    pub(super) fn set_limit(&mut self, bytes_max: usize) {
+    pub(crate) fn set_limit(&mut self, bytes_max: usize) {
         self.bytes_max = bytes_max;
     }
 
     /// Returns whether a stream accepts more data: also when its only frame is incomplete, since
     /// probe frames exceed the limit of a stream.
-    pub(super) fn has_room(&self, stream: usize) -> bool {
+    pub(crate) fn has_room(&self, stream: usize) -> bool {
         if self.bytes_max < usize::MAX {
             let waiting = self.streams.iter().map(|one| one.waiting().len());
             if waiting.sum::<usize>() >= self.bytes_max {
@@ -80,7 +80,7 @@ impl Inbox {
     }
 
     /// Appends data of a stream.
-    pub(super) fn push(&mut self, stream: usize, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, stream: usize, bytes: &[u8]) {
         let stream = &mut self.streams[stream];
         if stream.taken > stream.bytes.len() / 2 {
             stream.bytes.drain(..stream.taken);
@@ -90,12 +90,12 @@ impl Inbox {
     }
 
     /// Returns whether data can be taken.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.current.is_some() || (0..STREAMS).any(|stream| self.whole(stream).is_some())
     }
 
     /// Copies whole frames, one after the other, as far as there is room.
-    pub(super) fn take(&mut self, target: &mut [u8]) -> usize {
+    pub(crate) fn take(&mut self, target: &mut [u8]) -> usize {
         let mut filled = 0;
         while filled < target.len() {
             let Some((number, left)) = self.current.take().or_else(|| self.choose()) else {
