@@ -3,6 +3,10 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+/// Interval of log lines of one kind that others can cause: often enough to be noticed, and too seldom
+/// to fill a disk.
+const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Lets an event through at most once in an interval, and counts those between.
 #[derive(Debug)]
 pub struct Seldom {
@@ -28,6 +32,12 @@ impl Seldom {
             interval,
             state: Mutex::new(state),
         }
+    }
+
+    /// Creates the limit of log lines of one kind that peers or clients can cause.
+    #[must_use]
+    pub const fn notices() -> Self {
+        Self::new(NOTICE_INTERVAL)
     }
 
     /// Notes an event. Returns how many were left out since the last one that was let through, if

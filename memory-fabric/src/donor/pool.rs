@@ -10,7 +10,7 @@ use super::policy::{Accounts, Charge, Denied, Resource};
 use crate::page::PAGE_SIZE;
 use crate::stats::Counter;
 use crate::wire::{LEASE_DURATION_MS_MIN, LeaseStatus, Token};
-use fabric_host::lock;
+use fabric_host::{Seldom, lock};
 use fabric_identity::Subject;
 use std::collections::HashMap;
 use std::fs::File;
@@ -92,6 +92,8 @@ pub struct Pool {
     lent: Arc<Mutex<u64>>,
     /// `None` without a policy.
     accounts: Option<Arc<Accounts>>,
+    /// Limits the log lines about tokens in other hands.
+    stolen: Seldom,
     /// Leases granted.
     pub granted: Counter,
     /// Leases that were not renewed in time.
@@ -136,6 +138,7 @@ impl Pool {
             closing_time_max: CLOSING_TIME_MAX,
             table: Mutex::default(),
             lent: Arc::default(),
+            stolen: Seldom::notices(),
             granted: Counter::default(),
             expired: Counter::default(),
         }
@@ -328,11 +331,14 @@ impl Pool {
         }
         let user = user.map_or_else(|| "no certificate".to_owned(), ToString::to_string);
         let vm = &lease.vm;
-        tracing::warn!(
-            user,
-            vm,
-            "the token of another member's lease was shown; refused"
-        );
+        if let Some(unreported) = self.stolen.pass(Instant::now()) {
+            tracing::warn!(
+                user,
+                vm,
+                unreported,
+                "the token of another member's lease was shown; refused"
+            );
+        }
         None
     }
 

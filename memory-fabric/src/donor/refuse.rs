@@ -4,6 +4,11 @@ use crate::control::{ControlError, ControlStream};
 use crate::donor::pool::SessionRefused;
 use crate::link::describe;
 use crate::wire::{ErrorMessage, FrameKind, Refusal, TrafficClass};
+use fabric_host::Seldom;
+use std::time::Instant;
+
+/// Peers can ask for what is refused as often as they connect.
+static NOTICES: Seldom = Seldom::notices();
 
 /// Refuses the peer's request.
 pub(super) fn refuse(
@@ -11,7 +16,11 @@ pub(super) fn refuse(
     refusal: Refusal,
     text: String,
 ) -> Result<(), ControlError> {
-    tracing::info!(peer = %control.peer(), text, "refused");
+    let peer = control.peer();
+    match NOTICES.pass(Instant::now()) {
+        Some(unreported) => tracing::info!(%peer, text, unreported, "refused"),
+        None => tracing::debug!(%peer, text, "refused"),
+    }
     control.send(FrameKind::Error, &ErrorMessage { refusal, text })
 }
 

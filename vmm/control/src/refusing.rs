@@ -1,17 +1,26 @@
 //! Refusals as bytes, and the end of connections that are refused.
 
+use std::time::Instant;
+
+use fabric_host::Seldom;
 use hyper::StatusCode;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::protocol::{ErrorBody, REQUEST_TIME_MAX, Refusal};
 
+/// Any local user can connect as often as it likes.
+static NOTICES: Seldom = Seldom::notices();
+
 /// Refuses a client, whatever it asks for.
 pub(crate) async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refusal: &Refusal) {
-    tracing::warn!(
-        reason = refusal.text,
-        "a client of the control socket is refused"
-    );
+    if let Some(unreported) = NOTICES.pass(Instant::now()) {
+        tracing::warn!(
+            reason = refusal.text,
+            unreported,
+            "a client of the control socket is refused"
+        );
+    }
     let _ = stream.write_all(&refusal_bytes(refusal)).await;
     let _ = stream.shutdown().await;
     linger(&mut stream).await;

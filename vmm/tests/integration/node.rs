@@ -107,6 +107,53 @@ fn a_low_limit_of_open_files_does_not_limit_connections_of_leases() {
 }
 
 #[test]
+fn refusals_that_a_client_can_cause_fill_no_log() {
+    const REFUSED: usize = 50;
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = fs::File::create(directory.path().join("log")).expect("a file");
+    let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
+        .args(["node", "--listen", "127.0.0.1:0", "--memory", "1M"])
+        .args(["--log-level", "info"])
+        .env("SSI_HV_RUNTIME_DIR", directory.path().join("sockets"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .expect("the command starts");
+    let mut line = String::new();
+    let stdout = node.stdout.take().expect("a pipe");
+    let read = BufReader::new(stdout).read_line(&mut line);
+    let address = line.trim().rsplit(' ').next().unwrap_or_default();
+    let started = std::time::Instant::now();
+    let refused = address.parse().map(|address: SocketAddr| {
+        let refused = (0..REFUSED).filter(|_| {
+            let mut control = ControlStream::connect(address).expect("it listens");
+            let request = LeaseRequest {
+                vm: "vm".into(),
+                bytes: 1 << 40,
+                or_less: false,
+                duration_ms: 60_000,
+            };
+            let answer: Result<LeaseGrant, _> =
+                control.call(FrameKind::Lease, &request, FrameKind::Granted);
+            answer.is_err()
+        });
+        refused.count()
+    });
+    let seconds = usize::try_from(started.elapsed().as_secs()).expect("not long");
+    node.kill().expect("it runs");
+    node.wait().expect("it ends");
+    read.expect("it says where it listens");
+    assert_eq!(refused, Ok(REFUSED), "{line}");
+    let log = fs::read_to_string(directory.path().join("log")).expect("UTF-8");
+    let lines = log.lines().filter(|line| line.contains("refused")).count();
+    assert!(
+        (1..=1 + seconds / 10).contains(&lines),
+        "{lines} lines: {log}"
+    );
+}
+
+#[test]
 #[should_panic(expected = "no end within")]
 fn a_process_that_does_not_end_fails_its_test() {
     let mut command = Command::new("sleep");

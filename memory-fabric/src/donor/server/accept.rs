@@ -221,6 +221,6 @@ fn serve(
     });
     if let Err(error) = started {
         // Its place was dropped with the closure.
-        tracing::warn!(%peer, error = describe(&error), "connection refused");
+        shared.note_not_served(peer, &error);
     }
 }

@@ -17,9 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Interval of log lines about connections that strangers can cause to be dropped.
-const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
-
 /// State that the threads of a donor share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -134,7 +131,7 @@ impl Shared {
             }),
             ended,
             dropped: Dropped::default(),
-            notices: Seldom::new(NOTICE_INTERVAL),
+            notices: Seldom::notices(),
         }
     }
 
@@ -198,6 +195,13 @@ impl Shared {
         // The peer learns little about why it is refused, so this node has to say it.
         if let Some(unreported) = self.notices.pass(Instant::now()) {
             tracing::info!(%peer, error = %why, unreported, "connection refused");
+        }
+    }
+
+    /// Notes that a connection got no thread.
+    pub(super) fn note_not_served(&self, peer: SocketAddr, why: &dyn std::error::Error) {
+        if let Some(unreported) = self.notices.pass(Instant::now()) {
+            tracing::warn!(%peer, error = fabric_host::describe(why), unreported, "connection refused");
         }
     }
 
