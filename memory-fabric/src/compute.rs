@@ -21,7 +21,8 @@ use crate::homes::{BLOCK_BYTES, NodeId};
 use crate::page::PAGE_SIZE;
 
 pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
-pub use crate::donor::CpuLender;
+pub use crate::donor::{CpuLender, Ending};
+pub use crate::stream::Carrier;
 pub use crate::wire::{
     COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeMember, ComputePorts,
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,

@@ -12,7 +12,7 @@ mod refuse;
 pub mod server;
 mod session;
 
-pub use compute::CpuLender;
+pub use compute::{CpuLender, Ending};
 pub use places::{WAITING_MAX, WAITING_OF_ADDRESS_MAX};
 
 use std::time::Duration;

@@ -5,9 +5,10 @@
 //! lease out. One that arrives when these are taken replaces another: refusing it would let a client
 //! that takes all places first keep all others out.
 
-use super::CONNECTIONS_MAX;
+use super::{CONNECTIONS_MAX, Ending};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Limit of waiting connections, and of threads that serve such: 64 use at most 23 MiB of buffers.
@@ -70,6 +71,10 @@ pub(super) trait Place {
     ///
     /// [`Full`].
     fn establish(&self) -> Result<(), Full>;
+
+    /// From now on, a member that may not use this node any more gets the reason from its vCPUs' end,
+    /// instead of a connection that breaks.
+    fn ends_with(&self, ending: &Arc<Ending>);
 }
 
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// What is accounted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Resource {
-    /// Bytes of leases, until their memory is unmapped.
+    /// Bytes of leases until their memory is unmapped, and of memory lent with vCPUs.
     Bytes,
     /// Leases.
     Leases,
@@ -18,6 +18,8 @@ pub enum Resource {
     Connections,
     /// Bytes of leases that are registered for RDMA.
     PinnedBytes,
+    /// vCPUs.
+    Cpus,
 }
 
 impl Resource {
@@ -28,6 +30,7 @@ impl Resource {
             Self::Leases => "leases=",
             Self::Connections => "connections=",
             Self::PinnedBytes => "pinned=",
+            Self::Cpus => "cpus=",
         }
     }
 }
@@ -39,6 +42,7 @@ impl fmt::Display for Resource {
             Self::Leases => "lease(s)",
             Self::Connections => "connection(s)",
             Self::PinnedBytes => "bytes of memory for RDMA",
+            Self::Cpus => "vCPU(s)",
         })
     }
 }
@@ -54,6 +58,8 @@ pub struct Amounts<T> {
     pub connections: T,
     /// Of [`Resource::PinnedBytes`].
     pub pinned_bytes: T,
+    /// Of [`Resource::Cpus`].
+    pub cpus: T,
 }
 
 impl<T> Amounts<T> {
@@ -63,6 +69,7 @@ impl<T> Amounts<T> {
             Resource::Leases => &self.leases,
             Resource::Connections => &self.connections,
             Resource::PinnedBytes => &self.pinned_bytes,
+            Resource::Cpus => &self.cpus,
         }
     }
 
@@ -72,6 +79,7 @@ impl<T> Amounts<T> {
             Resource::Leases => &mut self.leases,
             Resource::Connections => &mut self.connections,
             Resource::PinnedBytes => &mut self.pinned_bytes,
+            Resource::Cpus => &mut self.cpus,
         }
     }
 }

@@ -150,7 +150,22 @@ impl Pool {
     ///
     /// Fails when the policy does not allow it.
     pub fn admit(&self, member: Option<&Subject>) -> Result<Option<Charge>, Denied> {
-        let charge = |accounts: &Arc<Accounts>| accounts.charge(member, Resource::Connections, 1);
+        self.charge(member, Resource::Connections, 1)
+    }
+
+    /// Charges a member with what it gets beside leases, until the result is dropped; `None` without
+    /// a policy.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the policy does not allow it.
+    pub fn charge(
+        &self,
+        member: Option<&Subject>,
+        resource: Resource,
+        amount: u64,
+    ) -> Result<Option<Charge>, Denied> {
+        let charge = |accounts: &Arc<Accounts>| accounts.charge(member, resource, amount);
         self.accounts.as_ref().map(charge).transpose()
     }
 

@@ -238,7 +238,7 @@ impl Donor {
 
     /// Breaks every connection, like a network failure. Leases continue, and VMs reconnect.
     pub fn break_connections(&self) {
-        self.shared.close(|_| true);
+        self.shared.break_all();
     }
 
     /// Reads the credentials again, for new connections, and replaces the rules of a donor that has
@@ -255,16 +255,15 @@ impl Donor {
             return Ok(None);
         };
         let credentials = credentials.reload()?;
-        let connections = self.shared.close(|peer| {
-            let confirmed = peer.map_or(Ok(()), |peer| credentials.confirm(&peer.chain));
-            confirmed
-                .inspect_err(|why| {
-                    tracing::warn!(
-                        why,
-                        "a connection is closed: its certificate is not accepted any more"
-                    );
-                })
-                .is_err()
+        let connections = self.shared.end(|peer| {
+            let why = credentials.confirm(&peer.chain).err()?;
+            tracing::warn!(
+                why,
+                "a connection is closed: its certificate is not accepted any more"
+            );
+            Some(format!(
+                "the node does not accept the VM's certificate any more, and ended its vCPUs: {why}"
+            ))
         });
         let mut reloaded = Reloaded {
             connections,
@@ -275,13 +274,12 @@ impl Donor {
             // After the rules: a lease that was granted under the former ones is in the table by now.
             let unnamed = |holder: &Holder| !accounts.names(holder);
             (reloaded.leases, reloaded.bytes) = self.pool().end_of_members(unnamed);
-            reloaded.connections += self.shared.close(|peer| {
-                let unnamed = peer.filter(|peer| unnamed(&peer.subject.holder));
-                if let Some(peer) = unnamed {
-                    let member = &peer.subject.holder;
+            reloaded.connections += self.shared.end(|peer| {
+                let member = &peer.subject.holder;
+                unnamed(member).then(|| {
                     tracing::warn!(%member, "a connection is closed: no rule names its member any more");
-                }
-                unnamed.is_some()
+                    format!("no rule of the node names {member} any more, so it ended its vCPUs")
+                })
             });
         }
         Ok(Some(reloaded))
@@ -291,8 +289,10 @@ impl Donor {
     /// the policy or a list of revoked certificates keeps it out.
     pub fn evict(&self, holder: &Holder) -> Evicted {
         let (leases, bytes) = self.pool().end_of(holder);
-        let of_holder = |peer: &Peer| peer.subject.holder == *holder;
-        let connections = self.shared.close(|peer| peer.is_some_and(of_holder));
+        let connections = self.shared.end(|peer: &Peer| {
+            let why = || format!("{holder} was evicted from the node, which ended its vCPUs");
+            (peer.subject.holder == *holder).then(why)
+        });
         tracing::warn!(%holder, leases, bytes, connections, "a member was evicted");
         Evicted {
             leases,

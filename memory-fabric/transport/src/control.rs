@@ -299,18 +299,15 @@ impl ControlStream {
         self.stream.peer().map(|peer| &peer.subject)
     }
 
-    /// Returns the TCP connection, to wait for its end; `None` when it is not TCP.
+    /// Returns the socket of the TCP connection, with or without TLS, to wait for its end; `None` when
+    /// it is not TCP.
     #[must_use]
-    pub fn tcp(&self) -> Option<&TcpStream> {
+    pub fn socket(&self) -> Option<&TcpStream> {
         match &self.stream {
             Stream::Tcp(stream) => Some(stream),
-            _ => None,
+            Stream::Tls(stream) => Some(stream.socket()),
+            Stream::Udp(_) => None,
         }
-    }
-
-    /// Returns whether it is a TCP connection without TLS.
-    pub fn is_tcp(&self) -> bool {
-        matches!(self.stream, Stream::Tcp(_))
     }
 
     /// Returns whether it is by UDP.

@@ -162,10 +162,11 @@ impl Cluster {
         let mut vm = self.vm.clone();
         for (node, (address, fingerprint)) in self.nodes.iter().zip(reached) {
             let address = address.clone();
+            // A name that no certificate can have is refused as a missing one.
+            let name = self.vm.credentials.as_ref().and_then(|_| node.identity());
             match u8::try_from(node.config.cpus) {
                 Ok(0) | Err(_) => vm.donors.push(Donor {
-                    // A name that no certificate can have is refused as a missing one.
-                    name: self.vm.credentials.as_ref().and_then(|_| node.identity()),
+                    name,
                     address,
                     memory: all.then_some(node.config.memory),
                     fingerprint: fingerprint.filter(|_| self.vm.credentials.is_none()),
@@ -174,6 +175,7 @@ impl Cluster {
                     address,
                     cpus,
                     memory: Some(node.config.memory).filter(|lent| *lent < self.vm.memory),
+                    name,
                     from: node.place.from,
                 }),
             }

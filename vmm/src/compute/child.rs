@@ -43,7 +43,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> ProcessError {
 pub enum Event {
     /// The process has sent something, or has ended.
     Process,
-    /// The other descriptor is readable.
+    /// One of the other descriptors is readable.
     Other,
     /// Time is up.
     Late,
@@ -144,17 +144,19 @@ impl VmProcess {
         }
     }
 
-    /// Waits until the process sends something or ends, `other` is readable, or the time has come.
+    /// Waits until the process sends something or ends, one of `others` is readable, or the time has
+    /// come.
     ///
     /// # Errors
     ///
     /// When descriptors cannot be watched.
-    pub fn wait(&self, other: Option<BorrowedFd<'_>>, until: Option<Instant>) -> io::Result<Event> {
+    pub fn wait(&self, others: &[BorrowedFd<'_>], until: Option<Instant>) -> io::Result<Event> {
         loop {
             let time = until.map(|until| until.saturating_duration_since(Instant::now()));
             let timeout = time.and_then(|time| Timespec::try_from(time).ok());
             let mut fds = vec![PollFd::new(&self.output, PollFlags::IN)];
-            fds.extend(other.map(|other| PollFd::from_borrowed_fd(other, PollFlags::IN)));
+            let others = others.iter();
+            fds.extend(others.map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(0) => return Ok(Event::Late),
                 Ok(_) if fds[0].revents().is_empty() => return Ok(Event::Other),
@@ -181,7 +183,7 @@ impl VmProcess {
             if self.line.len() > LINE_BYTES_MAX {
                 return Err(ProcessError::Protocol);
             }
-            match self.wait(None, Some(deadline)).map_err(system("watch"))? {
+            match self.wait(&[], Some(deadline)).map_err(system("watch"))? {
                 Event::Process => {}
                 Event::Other | Event::Late => return Ok(None),
             }

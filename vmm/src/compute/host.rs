@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use memory_fabric::compute::{
-    ComputeRequest, ComputeTable, ControlError, ControlStream, CpuLender, ErrorMessage, FrameKind,
-    Refusal,
+    ComputeEnd, ComputeRequest, ComputeTable, ControlError, ControlStream, CpuLender, Ending,
+    ErrorMessage, FrameKind, Refusal,
 };
 
 use super::child::{Event, ProcessError, VmProcess};
@@ -100,6 +100,7 @@ impl CpuLender for CpuHost {
         &self,
         control: &mut ControlStream,
         request: &ComputeRequest,
+        ending: &Ending,
     ) -> Result<(), ControlError> {
         let (vm, cpus, peer) = (&request.name, request.cpus, control.peer());
         let _taken = match self.take(cpus) {
@@ -111,9 +112,17 @@ impl CpuLender for CpuHost {
             Err(text) => return refuse(control, Refusal::Busy, text),
         };
         tracing::info!(%peer, vm, cpus, "vCPUs lent");
-        let stream = control.tcp().map(|stream| stream.as_fd());
         // The primary sends nothing more: its connection ends with the VM.
-        let event = process.wait(stream, None);
+        let stream = control.socket().map(|stream| stream.as_fd());
+        let others: Vec<_> = stream.into_iter().chain([ending.fd()]).collect();
+        let event = process.wait(&others, None);
+        if let Some(reason) = ending.reason() {
+            // At once: it may not use this node any more.
+            drop(process);
+            tracing::warn!(%peer, vm, cpus, "vCPUs taken back: {reason}");
+            let reason = reason.to_owned();
+            return control.send(FrameKind::ComputeEnd, &ComputeEnd { reason });
+        }
         let end = process.end(Instant::now() + END_TIME_MAX);
         drop(process);
         if end.reason.is_empty() {

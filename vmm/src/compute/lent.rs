@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use memory_fabric::compute::{
-    CONTROL_TIMEOUT, ComputeEnd, ComputeMember, ComputePorts, ComputeRequest, ComputeTable,
-    ControlError, ControlStream, FrameKind, member,
+    CONTROL_TIMEOUT, Carrier, ComputeEnd, ComputeMember, ComputePorts, ComputeRequest,
+    ComputeTable, ControlError, ControlStream, FrameKind, member,
 };
 
 use super::host::END_TIME_MAX;
@@ -26,9 +26,10 @@ impl LentCpus {
     /// When the node is absent, refuses or breaks the protocol.
     pub fn ask(
         address: SocketAddr,
+        carrier: &Carrier,
         request: &ComputeRequest,
     ) -> Result<(Self, ComputeMember), ControlError> {
-        let mut control = ControlStream::connect(address)?;
+        let mut control = ControlStream::connect_by(address, carrier)?;
         let (question, answer) = (FrameKind::Compute, FrameKind::ComputePorts);
         let ports: ComputePorts = control.call_within(START_TIME_MAX, question, request, answer)?;
         Ok((

@@ -1,5 +1,5 @@
 //! A rule of a node's policy, as it is given: `ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N]
-//! [,pinned=SIZE]`.
+//! [,pinned=SIZE][,cpus=N]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use fabric_identity::{HolderPattern, SubjectError};
 use memory_fabric::donor::policy::{Amounts, Rule};
 use memory_fabric::donor::pool::LEASES_MAX;
 
-use crate::config::PAGE_SIZE_BYTES;
+use crate::config::{CPUS_MAX, PAGE_SIZE_BYTES};
 use crate::size::{ByteSize, ParseSizeError};
 
 /// Limit of the rules of a node.
@@ -24,7 +24,7 @@ const CONNECTIONS_MAX: u64 = 1024;
 pub struct Allow {
     /// The members.
     pub members: HolderPattern,
-    /// Memory of their leases.
+    /// Memory of their leases, and memory lent with vCPUs.
     pub bytes: Option<ByteSize>,
     /// How many leases.
     pub leases: Option<u64>,
@@ -32,6 +32,8 @@ pub struct Allow {
     pub connections: Option<u64>,
     /// Memory of leases that are used by RDMA.
     pub pinned: Option<ByteSize>,
+    /// How many vCPUs.
+    pub cpus: Option<u64>,
 }
 
 /// Why a text is no such rule.
@@ -42,7 +44,7 @@ pub enum ParseAllowError {
     Members(SubjectError),
     /// An unknown option.
     #[error(
-        "`{0}` is not an option of a rule; write ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N][,pinned=SIZE]"
+        "`{0}` is not an option of a rule; write ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N][,pinned=SIZE][,cpus=N]"
     )]
     Option(String),
     /// An option is given twice.
@@ -85,6 +87,7 @@ pub(super) const BYTES: &str = "bytes=";
 pub(super) const LEASES: &str = "leases=";
 pub(super) const CONNECTIONS: &str = "connections=";
 pub(super) const PINNED: &str = "pinned=";
+pub(super) const CPUS: &str = "cpus=";
 
 fn size(option: &'static str, given: &str) -> Result<ByteSize, ParseAllowError> {
     let parsed: Result<ByteSize, _> = given.parse();
@@ -133,6 +136,7 @@ impl FromStr for Allow {
             leases: None,
             connections: None,
             pinned: None,
+            cpus: None,
         };
         if rule.members.to_string().starts_with("operator/") {
             return Err(ParseAllowError::Operators(rule.members));
@@ -148,6 +152,10 @@ impl FromStr for Allow {
                 once(&mut rule.connections, CONNECTIONS, count)?;
             } else if let Some(given) = option.strip_prefix(PINNED) {
                 once(&mut rule.pinned, PINNED, size(PINNED, given)?)?;
+            } else if let Some(given) = option.strip_prefix(CPUS) {
+                // 0: memory alone.
+                let count = number(CPUS, given, (0, CPUS_MAX.into()))?;
+                once(&mut rule.cpus, CPUS, count)?;
             } else {
                 return Err(ParseAllowError::Option(option.chars().take(80).collect()));
             }
@@ -166,7 +174,8 @@ impl fmt::Display for Allow {
         say(BYTES, self.bytes.map(|size| size.to_string()))?;
         say(LEASES, self.leases.map(|count| count.to_string()))?;
         say(CONNECTIONS, self.connections.map(|count| count.to_string()))?;
-        say(PINNED, self.pinned.map(|size| size.to_string()))
+        say(PINNED, self.pinned.map(|size| size.to_string()))?;
+        say(CPUS, self.cpus.map(|count| count.to_string()))
     }
 }
 
@@ -179,6 +188,7 @@ impl From<&Allow> for Rule {
                 leases: allow.leases,
                 connections: allow.connections,
                 pinned_bytes: allow.pinned.map(ByteSize::bytes),
+                cpus: allow.cpus,
             },
         }
     }
@@ -190,13 +200,14 @@ mod tests {
 
     #[test]
     fn a_rule_is_members_and_limits() {
-        let text = "vm/web-*,bytes=4 GiB,leases=2,connections=32,pinned=1 GiB";
+        let text = "vm/web-*,bytes=4 GiB,leases=2,connections=32,pinned=1 GiB,cpus=4";
         let rule: Allow = text.parse().expect("a rule");
         assert_eq!(rule.to_string(), text);
         let limits = Rule::from(&rule).limits;
         assert_eq!((limits.bytes, limits.leases), (Some(4 << 30), Some(2)));
         assert_eq!(limits.connections, Some(32));
         assert_eq!(limits.pinned_bytes, Some(1 << 30));
+        assert_eq!(limits.cpus, Some(4));
         let refused = |text: &str| text.parse::<Allow>().expect_err(text).to_string();
         for (text, part) in [
             ("web", "ROLE/PREFIX*"),
@@ -206,6 +217,7 @@ mod tests {
             ("vm/a,bytes=x", "`x`"),
             ("vm/a,pinned=1000", "multiple of the page size"),
             ("vm/a,bytes=0", "above 0"),
+            ("vm/a,cpus=255", "from 0 to 254"),
             ("vm/a,leases=0", "from 1 to 1024"),
             ("vm/a,connections=15", "from 16 to 1024"),
             ("vm/a,leases=-1", "`leases=-1` is not a number"),

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 
+use fabric_identity::Name;
 use memory_fabric::fabric::{Compression, TransportKind};
 
 use super::address::HostPort;
 use super::choice::{Numa, Switch};
 use super::node_arg::{CpusFrom, NODES_MAX};
 use super::settings::RunSettings;
-use super::validation::{ValidationError, resolve_permitted};
+use super::validation::{ValidationError, check_named, resolve_permitted};
 use crate::machine::Irqchip;
 use crate::size::ByteSize;
 
@@ -22,6 +23,8 @@ pub struct ComputeNode {
     pub name: HostPort,
     /// Where to connect.
     pub address: SocketAddr,
+    /// Its name in its certificate; `None` without credentials.
+    pub identity: Option<Name>,
     /// How many vCPUs it runs.
     pub cpus: u8,
     /// How much memory it lends.
@@ -52,7 +55,15 @@ impl RunSettings {
                 let address = node.address.clone();
                 return Err(ValidationError::PortZero { address });
             }
-            let address = resolve_permitted("node", &node.address, self.insecure)?;
+            check_named("node", &node.address, node.name.as_ref(), self.protection())?;
+            // Who starts vCPUs there is checked; the pages between the nodes are not protected.
+            let address = resolve_permitted("node", &node.address, self.insecure);
+            let address = address.map_err(|error| match error {
+                ValidationError::NotLoopback { address, .. } if self.credentials.is_some() => {
+                    ValidationError::PlainBetweenNodes { address }
+                }
+                error => error,
+            })?;
             if let Some(first) = resolved.iter().find(|one| one.address == address) {
                 return Err(ValidationError::DuplicateNode {
                     first: first.name.clone(),
@@ -63,6 +74,7 @@ impl RunSettings {
             resolved.push(ComputeNode {
                 name: node.address.clone(),
                 address,
+                identity: node.name.clone(),
                 cpus: node.cpus,
                 memory: node.memory.unwrap_or(self.memory),
                 from: node.from,

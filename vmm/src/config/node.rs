@@ -116,9 +116,6 @@ impl NodeSettings {
             check_range("--rdma-connections", most, 1, RDMA_CONNECTIONS_MAX)?;
         }
         let has_credentials = self.credentials.is_some();
-        if has_credentials && self.cpus > 0 {
-            return Err(ValidationError::CredentialsWithCpus);
-        }
         let allow = self.checked_rules()?;
         Ok(NodeConfig {
             listen: resolve_permitted("--listen", &self.listen, self.insecure || has_credentials)?,
@@ -226,7 +223,7 @@ mod tests {
         assert!(refused(&open).contains("--metrics 0.0.0.0:9100"));
         open.metrics = None;
         open.cpus = 1;
-        assert!(refused(&open).contains("remove --cpus or --credentials"));
+        assert!(open.parse().is_ok());
     }
 
     #[test]

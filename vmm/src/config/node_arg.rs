@@ -1,9 +1,10 @@
 //! A node that runs vCPUs of a VM, as it is named:
-//! `HOST:PORT,cpus=N[,memory=SIZE][,from=init]`.
+//! `HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init]`.
 
 use std::fmt;
 use std::str::FromStr;
 
+use fabric_identity::{Name, SubjectError};
 use memory_fabric::compute::COMPUTE_NODES_MAX;
 
 use super::CPUS_MAX;
@@ -23,6 +24,8 @@ pub struct NodeArg {
     pub cpus: u8,
     /// How much memory it lends; `None` for all of the guest's.
     pub memory: Option<ByteSize>,
+    /// Its name in the certificate of the cluster's authority.
+    pub name: Option<Name>,
     /// Since when its vCPUs are there.
     pub from: CpusFrom,
 }
@@ -76,7 +79,7 @@ pub enum ParseNodeError {
     Address(#[from] ParseAddressError),
     /// An unknown option follows the address.
     #[error(
-        "`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE][,from=init]"
+        "`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init]"
     )]
     Option {
         /// The unknown part.
@@ -97,6 +100,15 @@ pub enum ParseNodeError {
     /// The size is given more than once.
     #[error("`{text}` has memory= twice; give it once")]
     MemoryTwice {
+        /// What was given.
+        text: String,
+    },
+    /// The name of the certificate is malformed.
+    #[error(transparent)]
+    Name(#[from] SubjectError),
+    /// The name is given more than once.
+    #[error("`{text}` has name= twice; give it once")]
+    NameTwice {
         /// What was given.
         text: String,
     },
@@ -129,6 +141,9 @@ impl fmt::Display for NodeArg {
         if let Some(memory) = self.memory {
             write!(f, ",memory={memory}")?;
         }
+        if let Some(name) = &self.name {
+            write!(f, ",name={name}")?;
+        }
         match self.from {
             CpusFrom::Start => Ok(()),
             from => write!(f, ",from={from}"),
@@ -142,12 +157,18 @@ impl FromStr for NodeArg {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default().parse()?;
-        let (mut cpus, mut memory, mut from) = (None, None, None);
+        let (mut cpus, mut memory, mut name, mut from) = (None, None, None, None);
         let unclear = || ParseNodeError::Cpus { text: text.into() };
         for option in parts {
             if let Some(given) = option.strip_prefix("memory=") {
                 if memory.replace(given.parse()?).is_some() {
                     return Err(ParseNodeError::MemoryTwice { text: text.into() });
+                }
+                continue;
+            }
+            if let Some(given) = option.strip_prefix("name=") {
+                if name.replace(given.parse()?).is_some() {
+                    return Err(ParseNodeError::NameTwice { text: text.into() });
                 }
                 continue;
             }
@@ -176,6 +197,7 @@ impl FromStr for NodeArg {
             address,
             cpus,
             memory,
+            name,
             from: from.unwrap_or_default(),
         })
     }
@@ -187,6 +209,14 @@ serde_as_text!(CpusFrom);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A node as it is printed, and whether that is read as the same node.
+    fn node_named(text: &str) -> (String, bool) {
+        let node: NodeArg = text.parse().expect("a node");
+        let printed = node.to_string();
+        let is_same = printed.parse() == Ok(node);
+        (printed, is_same)
+    }
 
     #[test]
     fn a_node_is_an_address_and_a_number_of_cpus() {
@@ -205,6 +235,10 @@ mod tests {
         assert!(refused("h:1,cpus=1,memory=x").contains("`x`"));
         assert!(refused("h:1,cpus=1,memory=1G,memory=2G").contains("twice"));
         assert!(refused("h,cpus=1").contains("no valid port"));
+        let named = node_named("h:1,cpus=2,name=alpha,memory=1G");
+        assert_eq!(named, ("h:1,cpus=2,memory=1 GiB,name=alpha".into(), true));
+        assert!(refused("h:1,cpus=1,name=A").contains("`A` is not a name"));
+        assert!(refused("h:1,cpus=1,name=a,name=a").contains("name= twice"));
     }
 
     #[test]

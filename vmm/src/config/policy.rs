@@ -78,6 +78,7 @@ struct Keys {
     leases: Option<u64>,
     connections: Option<u64>,
     pinned: Option<String>,
+    cpus: Option<u64>,
 }
 
 impl Keys {
@@ -90,6 +91,7 @@ impl Keys {
                 self.connections.map(|count| count.to_string()),
             ),
             (allow::PINNED, self.pinned),
+            (allow::CPUS, self.cpus.map(|count| count.to_string())),
         ];
         let mut text = match (self.identity, self.file) {
             (Some(identity), None) => identity,

@@ -16,10 +16,11 @@ use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
 use super::net::NetArg;
+use super::protection::Protection;
 use super::settings::RunSettings;
 use super::validation::{
     ValidationError, check_cmdline, check_command, check_dedicated, check_file, check_metrics,
-    check_pinning, check_range, check_size, resolve_permitted,
+    check_named, check_pinning, check_range, check_size, resolve_permitted,
 };
 use super::vsock::VsockArg;
 use super::{
@@ -45,29 +46,6 @@ pub struct ResolvedDonor {
     pub fingerprint: Option<Fingerprint>,
     /// Whom its certificate has to name.
     pub identity: Option<Name>,
-}
-
-/// What connections to donors are protected by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protection {
-    /// Nothing, so they stay on this host.
-    None,
-    /// Nothing, which the user accepts.
-    Insecure,
-    /// Certificates, whatever the user would accept.
-    Credentials,
-}
-
-impl Protection {
-    /// Returns what follows from the flags.
-    #[must_use]
-    pub const fn of(has_credentials: bool, insecure: bool) -> Self {
-        match (has_credentials, insecure) {
-            (true, _) => Self::Credentials,
-            (false, true) => Self::Insecure,
-            (false, false) => Self::None,
-        }
-    }
 }
 
 /// A virtual machine whose settings are valid. Starting it may still fail.
@@ -213,9 +191,6 @@ impl RunSettings {
         }
         self.check_replicas()?;
         self.check_devices()?;
-        if self.credentials.is_some() && !self.nodes.is_empty() {
-            return Err(ValidationError::CredentialsWithNode);
-        }
         let nodes = self.resolved_nodes()?;
         let is_alone = nodes.is_empty();
         let donors = self.resolved_donors()?;
@@ -364,7 +339,7 @@ impl RunSettings {
         }
     }
 
-    fn protection(&self) -> Protection {
+    pub(super) fn protection(&self) -> Protection {
         Protection::of(self.credentials.is_some(), self.insecure)
     }
 
@@ -422,17 +397,10 @@ pub fn resolved_donor(
             address: donor.address.clone(),
         });
     }
-    let address = donor.address.clone();
-    match (protection, &donor.name) {
-        (Protection::Credentials, None) => return Err(ValidationError::DonorUnnamed { address }),
-        (Protection::Credentials, Some(_)) if donor.fingerprint.is_some() => {
-            return Err(ValidationError::FingerprintWithCredentials { address });
-        }
-        (Protection::None | Protection::Insecure, Some(name)) => {
-            let name = name.clone();
-            return Err(ValidationError::NameWithoutCredentials { address, name });
-        }
-        _ => {}
+    check_named("donor", &donor.address, donor.name.as_ref(), protection)?;
+    if protection == Protection::Credentials && donor.fingerprint.is_some() {
+        let address = donor.address.clone();
+        return Err(ValidationError::FingerprintWithCredentials { address });
     }
     if let Some(memory) = donor.memory {
         let least = ByteSize::from_bytes(PAGE_SIZE_BYTES);

@@ -4,8 +4,11 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use fabric_identity::Name;
+
 use super::address::HostPort;
 use super::cpu_list::CpuList;
+use super::protection::Protection;
 pub use super::validation_error::ValidationError;
 use crate::config::PAGE_SIZE_BYTES;
 use crate::exec::frame::COMMAND_BYTES_MAX;
@@ -37,6 +40,28 @@ pub fn resolve_permitted(
             what,
             address: address.clone(),
         }),
+    }
+}
+
+/// Checks that a node has a name if its certificate is compared with it, and none otherwise.
+pub(crate) fn check_named(
+    what: &'static str,
+    address: &HostPort,
+    name: Option<&Name>,
+    protection: Protection,
+) -> Result<(), ValidationError> {
+    let address = address.clone();
+    match (protection, name) {
+        (Protection::Credentials, None) => Err(ValidationError::Unnamed { what, address }),
+        (Protection::None | Protection::Insecure, Some(name)) => {
+            let name = name.clone();
+            Err(ValidationError::NameWithoutCredentials {
+                what,
+                address,
+                name,
+            })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -364,11 +364,6 @@ pub enum ValidationError {
         "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"
     )]
     LoopbackWithDonor,
-    /// vCPUs of a node with credentials.
-    #[error(
-        "the connections between nodes that run vCPUs do not use certificates yet, so --credentials would not protect them; remove --cpus or --credentials"
-    )]
-    CredentialsWithCpus,
     /// Rules for members, of a node that knows none.
     #[error(
         "--allow names members by their certificates, which this node does not ask for; add --credentials DIR, or remove --allow"
@@ -377,25 +372,32 @@ pub enum ValidationError {
     /// Rules for members that cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Nodes that run vCPUs, of a VM with credentials.
+    /// Nodes on other hosts, whose pages are not encrypted.
     #[error(
-        "the connections to --node do not use certificates yet, so --credentials would not protect them; use --donor, or remove --credentials"
+        "node {address} is not a loopback address, and pages travel unencrypted between nodes that run vCPUs, even with --credentials; add --insecure to accept that"
     )]
-    CredentialsWithNode,
-    /// A donor without the name that its certificate is compared with.
+    PlainBetweenNodes {
+        /// The node.
+        address: HostPort,
+    },
+    /// A donor or node without the name that its certificate is compared with.
     #[error(
-        "donor {address} has no name to compare with its certificate; add name=NAME, where its certificate is of node/NAME"
+        "{what} {address} has no name to compare with its certificate; add name=NAME, where its certificate is of node/NAME"
     )]
-    DonorUnnamed {
-        /// The donor.
+    Unnamed {
+        /// What the address is for.
+        what: &'static str,
+        /// The address.
         address: HostPort,
     },
     /// A name that nothing is compared with.
     #[error(
-        "donor {address} is given with name={name}, which only --credentials compares; add --credentials DIR, or remove name="
+        "{what} {address} is given with name={name}, which only --credentials compares; add --credentials DIR, or remove name="
     )]
     NameWithoutCredentials {
-        /// The donor.
+        /// What the address is for.
+        what: &'static str,
+        /// The address.
         address: HostPort,
         /// The name.
         name: Name,

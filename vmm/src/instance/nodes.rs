@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use devices::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT};
+use fabric_identity::{ExpectedNode, SharedCredentials};
 use memory_fabric::compute::{
-    ComputeRequest, ComputeTable, Listeners, Membership, SharedGuest, SharingError, member,
+    Carrier, ComputeRequest, ComputeTable, Listeners, Membership, SharedGuest, SharingError, member,
 };
 use memory_fabric::fabric::Fabric;
 use vm_memory::GuestMemoryMmap;
@@ -71,14 +72,27 @@ fn owners(config: &RunConfig) -> Vec<u8> {
     std::iter::repeat_n(0, here).chain(elsewhere).collect()
 }
 
+/// What the connection that starts the VM's process on a node is made of. A node's name was checked with
+/// the other settings.
+fn carrier(node: &ComputeNode, shown: Option<&Arc<SharedCredentials>>) -> Carrier {
+    match (shown, &node.identity) {
+        (Some(shown), Some(name)) => Carrier::Tls(ExpectedNode {
+            credentials: Arc::clone(shown),
+            name: name.clone(),
+        }),
+        _ => Carrier::Tcp,
+    }
+}
+
 impl OtherNodes {
     /// Asks all nodes for their vCPUs and memory, and shares the memory of `fabric`, which nothing has touched,
-    /// with them. Returns them with what [`machine`](Self::machine) needs, or `None` when the VM is
+    /// with them. Nodes are shown the certificate of `shown`. Returns them with what [`machine`](Self::machine) needs, or `None` when the VM is
     /// on this host alone.
     pub fn start(
         config: &RunConfig,
         fabric: &Fabric,
         supervisor: &Arc<Supervisor>,
+        shown: Option<&Arc<SharedCredentials>>,
     ) -> Result<Option<(Self, NodesConfig)>, Failure> {
         if config.nodes.is_empty() {
             return Ok(None);
@@ -105,7 +119,7 @@ impl OtherNodes {
                 lent_bytes: node.memory.bytes(),
                 merge_tables,
             };
-            let asked = LentCpus::ask(node.address, &request);
+            let asked = LentCpus::ask(node.address, &carrier(node, shown), &request);
             let (cpus, member) = asked.map_err(|error| unavailable(&nodes, me, error))?;
             lent.push(cpus);
             table.push(member);

@@ -256,7 +256,8 @@ impl Run<'_> {
         let fabric = connect(config, &fabric_config, supervisor)?;
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
-        let (others, nodes) = OtherNodes::start(config, &fabric, supervisor)?.unzip();
+        let shown = fabric_config.credentials.as_ref();
+        let (others, nodes) = OtherNodes::start(config, &fabric, supervisor, shown)?.unzip();
         tracing::info!("{}", describe(&fabric, config));
         let warnings = [unused(&fabric, config), advice(&fabric), crowded(config)];
         for warning in warnings.into_iter().flatten() {

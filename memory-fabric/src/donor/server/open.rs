@@ -1,5 +1,6 @@
 //! The open connections of a donor, and what its threads share.
 
+use crate::donor::Ending;
 use crate::donor::connection::Served;
 use crate::donor::places::{Admission, Full, Place, Places, Reason};
 use crate::stream::{Closer, Stream};
@@ -60,6 +61,18 @@ struct Registered {
     peer: Option<Peer>,
     /// The last second of the validity of its certificate, since 1970.
     not_after: i64,
+    /// Ends the vCPUs that the peer has here.
+    ending: Option<Arc<Ending>>,
+}
+
+impl Registered {
+    /// Ends what a peer has that may not use this node any more.
+    fn end(&self, why: &str) {
+        match &self.ending {
+            Some(ending) => ending.end(why),
+            None => self.closer.close(),
+        }
+    }
 }
 
 /// The place of a connection that has a thread; released when this is dropped.
@@ -83,6 +96,12 @@ impl Place for TakenPlace {
         // Its thread does not count as one of a stranger any more.
         self.shared.ring();
         established
+    }
+
+    fn ends_with(&self, ending: &Arc<Ending>) {
+        if let Some(registered) = self.shared.open().registered.get_mut(&self.number) {
+            registered.ending = Some(Arc::clone(ending));
+        }
     }
 }
 
@@ -164,6 +183,7 @@ impl Shared {
                 address,
                 peer: None,
                 not_after: i64::MAX,
+                ending: None,
             };
             open.registered.insert(number, registered);
         }
@@ -285,12 +305,25 @@ impl Shared {
         of_members.count()
     }
 
-    /// Closes the connections that `wanted` names, by their peers. Returns how many these are.
-    pub(super) fn close(&self, wanted: impl Fn(Option<&Peer>) -> bool) -> usize {
+    /// Breaks all connections. Returns how many these are.
+    pub(super) fn break_all(&self) -> usize {
         let open = self.open();
-        let wanted = |one: &&Registered| wanted(one.peer.as_ref());
-        let closed = open.registered.values().filter(wanted);
-        closed.map(|one| one.closer.close()).count()
+        open.registered
+            .values()
+            .map(|one| one.closer.close())
+            .count()
+    }
+
+    /// Ends what the peers that `why` names have here, for the reason that it returns: their connections
+    /// are closed. Returns how many these are.
+    pub(super) fn end(&self, why: impl Fn(&Peer) -> Option<String>) -> usize {
+        let open = self.open();
+        let ended = open.registered.values().filter_map(|one| {
+            let why = why(one.peer.as_ref()?)?;
+            one.end(&why);
+            Some(())
+        });
+        ended.count()
     }
 
     /// Closes the connections of peers whose certificates have expired since they were accepted.
@@ -302,7 +335,7 @@ impl Shared {
                 && connection.not_after < now
             {
                 tracing::warn!(peer = %peer.subject, "a connection is closed: its certificate has expired");
-                connection.closer.close();
+                connection.end("the VM's certificate has expired, and the node ended its vCPUs");
                 // Once.
                 connection.not_after = i64::MAX;
             }

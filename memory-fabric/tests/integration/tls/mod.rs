@@ -1,6 +1,7 @@
 //! Connections between members of a cluster, and those who are none.
 
 pub mod cluster;
+mod compute;
 mod policy;
 mod refusals;
 

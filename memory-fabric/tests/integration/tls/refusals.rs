@@ -31,7 +31,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// A client that accepts every server and shows this certificate, or none.
-fn config(shown: Option<Pair>) -> ClientConfig {
+pub fn config(shown: Option<Pair>) -> ClientConfig {
     let config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .expect("TLS 1.3")
@@ -45,6 +45,20 @@ fn config(shown: Option<Pair>) -> ClientConfig {
             config.expect("a certificate and its key")
         }
     }
+}
+
+/// A client with the certificate of this member.
+pub fn config_of(cluster: &Cluster, holder: &str) -> ClientConfig {
+    let path = cluster.directory_of(holder);
+    let chain = fabric_identity::credentials::certificates(&path.join("cert.pem")).expect("one");
+    let key = PrivateKeyDer::from_pem_file(path.join("key.pem")).expect("a key");
+    ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())))
+        .with_client_auth_cert(chain, key)
+        .expect("a certificate and its key")
 }
 
 /// By which a client comes.
@@ -82,12 +96,17 @@ fn asked() -> Vec<u8> {
 }
 
 fn over_tcp(donor: &Donor, config: ClientConfig) -> io::Result<()> {
+    answered(donor, config, &asked())
+}
+
+/// Sends a frame as this client by TCP, and awaits the first byte of an answer.
+pub fn answered(donor: &Donor, config: ClientConfig, frame: &[u8]) -> io::Result<()> {
     let socket = TcpStream::connect(donor.address())?;
     socket.set_read_timeout(Some(PATIENCE))?;
     let name = ServerName::try_from(NAME).expect("a name");
     let client = ClientConnection::new(Arc::new(config), name).expect("a client");
     let mut stream = StreamOwned::new(client, socket);
-    stream.write_all(&asked())?;
+    stream.write_all(frame)?;
     match stream.read(&mut [0; 1])? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(()),
@@ -112,19 +131,15 @@ fn who_has_no_valid_certificate_gets_no_lease() {
     }
 }
 
-fn refuses_all_but_valid_certificates(door: Door) {
-    let (prod, other) = (Cluster::new("prod"), Cluster::new("prod"));
-    prod.directory_of("node/alpha");
-    prod.directory_of("vm/gone");
-    prod.revoke("vm/gone", "node/alpha");
-    let donor = prod.donor(16 * MIB);
+/// Certificates that no node of `prod` accepts; `other` is another authority of a cluster of that name.
+pub fn invalid(prod: &Cluster, other: &Cluster) -> Vec<(&'static str, Option<Pair>)> {
     let now = OffsetDateTime::now_utc();
     let day = time::Duration::DAY;
     let named = |uris: &[&str]| {
         let names: Vec<_> = uris.iter().map(|text| uri(text)).collect();
         prod.odd(move |parameters| parameters.subject_alt_names = names)
     };
-    let cases = [
+    vec![
         ("none", None),
         ("one that confirms itself", Some(self_signed())),
         ("one of another authority", Some(other.odd(|_| {}))),
@@ -164,8 +179,16 @@ fn refuses_all_but_valid_certificates(door: Door) {
                 "spiffe://prod/ssi-hv/vm/db",
             ])),
         ),
-    ];
-    for (what, shown) in cases {
+    ]
+}
+
+fn refuses_all_but_valid_certificates(door: Door) {
+    let (prod, other) = (Cluster::new("prod"), Cluster::new("prod"));
+    prod.directory_of("node/alpha");
+    prod.directory_of("vm/gone");
+    prod.revoke("vm/gone", "node/alpha");
+    let donor = prod.donor(16 * MIB);
+    for (what, shown) in invalid(&prod, &other) {
         let answered = door.answer_to(&donor, config(shown));
         let why = answered.expect_err("the node answers");
         // An alert says so; over TCP a reset may overtake it.
@@ -175,16 +198,7 @@ fn refuses_all_but_valid_certificates(door: Door) {
         }
         assert_eq!(donor.pool().granted.get(), 0, "{what} got a lease");
     }
-    let gone = prod.directory_of("vm/gone");
-    let chain = fabric_identity::credentials::certificates(&gone.join("cert.pem")).expect("one");
-    let key = PrivateKeyDer::from_pem_file(gone.join("key.pem")).expect("a key");
-    let revoked = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .expect("TLS 1.3")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())))
-        .with_client_auth_cert(chain, key)
-        .expect("a certificate and its key");
+    let revoked = config_of(&prod, "vm/gone");
     let why = door
         .answer_to(&donor, revoked)
         .expect_err("the node answers");

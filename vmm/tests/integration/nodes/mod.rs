@@ -2,6 +2,7 @@
 
 mod commands;
 mod moves;
+mod secured;
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};

@@ -27,6 +27,12 @@ impl Place {
         self.directory.path().join("sockets")
     }
 
+    /// Returns the path of a file or directory below the place's own.
+    pub fn path(&self, name: &str) -> String {
+        let path = self.directory.path().join(name);
+        path.to_str().expect("UTF-8").to_owned()
+    }
+
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
         command
