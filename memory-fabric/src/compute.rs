@@ -3,14 +3,18 @@
 //! Nodes have places in the VM's table; the first is the primary. All pages go through the protocol
 //! of [`fabric_coherence`]; donors have no part in it.
 
+mod security;
+
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_coherence::{Member, Members};
+use fabric_identity::pinned::PinnedIdentity;
+use fabric_identity::{Fingerprint, Holder, Role, Subject};
 use fabric_peers::{PeerError, Secret, Streams, TcpPeers, TcpPeersConfig};
 use fabric_sharing::{
     Config, Failure, Homes, LOCAL_PAGES_MIN, Losses, SharedMemory, TooLittleLent,
@@ -27,7 +31,9 @@ pub use crate::wire::{
     COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeMember, ComputePorts,
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
 };
+pub use fabric_peers::{Channel, SecureStream, Security};
 pub use fabric_sharing::{SharingStats, TableFences};
+pub use security::TlsSecurity;
 
 /// How long a node's memory may be out of reach before the node is lost.
 pub const NODE_GRACE: Duration = Duration::from_secs(15);
@@ -40,6 +46,21 @@ const VCPUS: &str = "vCPUs of a VM on several nodes";
 pub struct Listeners {
     memory: TcpListener,
     vcpus: TcpListener,
+    /// The certificate of this process; `None` without TLS.
+    identity: Option<PinnedIdentity>,
+}
+
+/// Names the process of a VM in its certificate, for people: each boot is a cluster of its own.
+fn subject(vm: [u8; 16], me: u8) -> io::Result<Subject> {
+    let vm: String = vm.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = |text: String| text.parse().map_err(io::Error::other);
+    Ok(Subject {
+        cluster: name(format!("vm-{vm}"))?,
+        holder: Holder {
+            role: Role::Node,
+            name: name(me.to_string())?,
+        },
+    })
 }
 
 impl Listeners {
@@ -52,10 +73,25 @@ impl Listeners {
         Ok(Self {
             memory: TcpListener::bind((address, 0))?,
             vcpus: TcpListener::bind((address, 0))?,
+            identity: None,
         })
     }
 
-    /// The ports.
+    /// Like [`bind`](Self::bind), for connections under TLS: makes a certificate for this process, which
+    /// is at the place `me` of the VM.
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Self::bind), and when the kernel gives no random numbers.
+    pub fn secured(address: IpAddr, vm: [u8; 16], me: u8) -> io::Result<Self> {
+        let identity = PinnedIdentity::generate(&subject(vm, me)?)?;
+        Ok(Self {
+            identity: Some(identity),
+            ..Self::bind(address)?
+        })
+    }
+
+    /// The ports, and the certificate.
     ///
     /// # Errors
     ///
@@ -64,7 +100,47 @@ impl Listeners {
         Ok(ComputePorts {
             memory: self.memory.local_addr()?.port(),
             vcpus: self.vcpus.local_addr()?.port(),
+            certificate: self.certificate().map(Fingerprint::bytes),
         })
+    }
+}
+
+impl Listeners {
+    fn certificate(&self) -> Option<Fingerprint> {
+        self.identity.as_ref().map(PinnedIdentity::fingerprint)
+    }
+
+    /// What makes the connections of the process at the place `me` of `table` secure; `None` without
+    /// certificates.
+    fn security(
+        &self,
+        me: u8,
+        table: &[ComputeMember],
+    ) -> Result<Option<Arc<dyn Security>>, SharingError> {
+        let wrong = |node: Option<u8>, reason: String| SharingError { node, reason };
+        let shown = table.iter().map(|node| node.certificate);
+        let Some(identity) = &self.identity else {
+            return match shown.flatten().next() {
+                None => Ok(None),
+                Some(_) => Err(wrong(None, "this process has no certificate".to_owned())),
+            };
+        };
+        let mut certificates = Vec::with_capacity(table.len());
+        for (place, certificate) in (0..).zip(shown) {
+            let Some(certificate) = certificate else {
+                let reason = "its process has no certificate; use the same release of ssi-hv there";
+                return Err(wrong(Some(place), reason.to_owned()));
+            };
+            certificates.push(Fingerprint::from(certificate));
+        }
+        if certificates.get(usize::from(me)).copied() != self.certificate() {
+            let reason = "the primary names another certificate than that of this process";
+            return Err(wrong(None, reason.to_owned()));
+        }
+        let security = TlsSecurity::shared(identity, me, certificates);
+        security
+            .map(Some)
+            .map_err(|error| SharingError::here(&error))
     }
 }
 
@@ -75,6 +151,7 @@ pub fn member(node: IpAddr, ports: ComputePorts, lent_bytes: u64) -> ComputeMemb
         memory: SocketAddr::new(node, ports.memory),
         vcpus: SocketAddr::new(node, ports.vcpus),
         lent_bytes,
+        certificate: ports.certificate,
     }
 }
 
@@ -179,7 +256,7 @@ impl SharedGuest {
         listeners: Listeners,
         memory: Arc<GuestMemory>,
         failed: impl FnOnce(SharingError) + Send + 'static,
-    ) -> Result<(Self, Vec<(u8, TcpStream)>), SharingError> {
+    ) -> Result<(Self, Vec<(u8, Channel)>), SharingError> {
         let Membership {
             me,
             vm,
@@ -196,12 +273,14 @@ impl SharedGuest {
         let place = place.ok_or_else(|| wrong(format!("this is node {me} of {count}")))?;
         let pages = memory.bytes() / PAGE_SIZE;
         let pages = u32::try_from(pages).map_err(|_| wrong(format!("{pages} pages to share")))?;
+        let security = listeners.security(me, &table)?;
         let config = |addresses: Vec<SocketAddr>, listener| {
             let mut config =
                 TcpPeersConfig::new(place, members.clone(), addresses, listener, pages);
             config.vm = vm;
             config.secret = Secret(secret.0);
             config.grace = NODE_GRACE;
+            config.security.clone_from(&security);
             config
         };
         let of_vcpus = table.iter().map(|node| node.vcpus).collect();

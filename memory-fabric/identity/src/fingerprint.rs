@@ -15,6 +15,20 @@ pub struct Fingerprint(pub(crate) [u8; 32]);
 #[error("`{0}` is not a fingerprint; give the {DIGITS} hexadecimal digits that the node printed")]
 pub struct FingerprintError(String);
 
+impl Fingerprint {
+    /// Returns the bytes.
+    #[must_use]
+    pub const fn bytes(self) -> [u8; 32] {
+        self.0
+    }
+}
+
+impl From<[u8; 32]> for Fingerprint {
+    fn from(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

@@ -9,6 +9,8 @@ pub mod files;
 mod fingerprint;
 mod pattern;
 #[cfg(feature = "certificates")]
+pub mod pinned;
+#[cfg(feature = "certificates")]
 pub mod presented;
 #[cfg(feature = "certificates")]
 mod shared;

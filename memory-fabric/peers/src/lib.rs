@@ -16,7 +16,7 @@ use fabric_coherence::Member;
 use fabric_pages::page::PageBytes;
 
 pub use message::{HomeMessage, PeerLane, PeerMessage};
-pub use tcp::{Secret, Streams, TcpPeers, TcpPeersConfig};
+pub use tcp::{Channel, Secret, SecureStream, Security, Streams, TcpPeers, TcpPeersConfig};
 
 /// Receives the messages of peers, with the page that travels beside a message.
 pub type Receiver<'a> = dyn FnMut(Member, PeerMessage, Option<&PageBytes>) + 'a;

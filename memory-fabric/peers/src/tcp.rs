@@ -5,6 +5,7 @@
 //! what its sender has received. What is not confirmed is kept, and sent again on the next
 //! connection; the receiver drops what it has.
 
+mod channel;
 mod config;
 mod frame;
 mod handshake;
@@ -32,6 +33,7 @@ use rustix::event::{Timespec, epoll};
 use crate::PeerLane;
 use crate::codec::Bounds;
 use crate::{PeerError, PeerMessage, Peers, Receiver};
+pub use channel::{Channel, SecureStream, Security};
 pub use config::{GRACE_DEFAULT, STALL_DEFAULT, START_TIMEOUT_DEFAULT, Secret, TcpPeersConfig};
 use handshake::Credentials;
 pub use hello::PEER_VERSION;
@@ -180,6 +182,18 @@ impl TcpPeers {
         };
         let mut has_arrived = false;
         let mut has_news = false;
+        // What is left of the last call: sockets report nothing of it.
+        for place in 0..self.links.len() {
+            let Some(Some(link)) = self.links.get_mut(place) else {
+                continue;
+            };
+            if link.is_ready() {
+                match link.receive(receiver, now) {
+                    Ok(came) => has_arrived |= came,
+                    Err(fault) => self.handle(place, fault, now)?,
+                }
+            }
+        }
         for event in &events[..count] {
             let (data, flags) = (event.data.u64(), event.flags);
             if data == BELL {

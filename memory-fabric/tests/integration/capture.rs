@@ -19,10 +19,10 @@ const GUEST: u64 = 24 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
 /// All bytes that passed, in either direction.
-type Seen = Arc<Mutex<Vec<u8>>>;
+pub type Seen = Arc<Mutex<Vec<u8>>>;
 
 /// Forwards connections by TCP, and keeps all bytes. Its threads end with the process.
-fn tcp_tap(donor: SocketAddr) -> (SocketAddr, Seen) {
+pub fn tcp_tap(donor: SocketAddr) -> (SocketAddr, Seen) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     let seen = Seen::default();

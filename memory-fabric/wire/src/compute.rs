@@ -114,6 +114,8 @@ pub struct ComputePorts {
     pub memory: u16,
     /// For what concerns vCPUs.
     pub vcpus: u16,
+    /// SHA-256 of the certificate by which the others know the process; `None` without TLS.
+    pub certificate: Option<[u8; 32]>,
 }
 
 /// Where a compute node listens, and what it lends.
@@ -125,6 +127,8 @@ pub struct ComputeMember {
     pub vcpus: SocketAddr,
     /// Bytes of memory that it lends.
     pub lent_bytes: u64,
+    /// SHA-256 of the certificate by which the others know its process; `None` without TLS.
+    pub certificate: Option<[u8; 32]>,
 }
 
 /// All compute nodes of a VM, in their order. Nobody connects to the first.
@@ -213,6 +217,7 @@ mod tests {
                 memory: address,
                 vcpus: address,
                 lent_bytes: u64::MAX,
+                certificate: Some([0xff; 32]),
             };
             COMPUTE_NODES_MAX
         ]);

@@ -117,15 +117,12 @@ impl Donor {
         };
         let mut argv = program.to_vec();
         argv.extend([
-            "node",
-            "--listen",
-            address,
-            "--memory",
-            memory,
-            "--insecure",
-            "--report",
-            report,
+            "node", "--listen", address, "--memory", memory, "--report", report,
         ]);
+        // With certificates nothing has to be accepted without them.
+        if !more.contains(&"--credentials") {
+            argv.push("--insecure");
+        }
         argv.extend(more);
         let process = host.spawn(&argv)?;
         let port = address.rsplit(':').next().unwrap_or_default();

@@ -101,7 +101,6 @@ impl Guest {
         let mut argv: Vec<String> = [
             "/share/ssi-hv",
             "run",
-            "--insecure",
             "--kernel",
             &format!("/share/{}", self.kernel),
             "--initrd",
@@ -117,6 +116,10 @@ impl Guest {
         ]
         .map(str::to_owned)
         .into();
+        // With certificates nothing has to be accepted without them.
+        if !self.more.contains(&"--credentials") {
+            argv.push("--insecure".to_owned());
+        }
         if let Some(local) = self.local_memory {
             argv.extend(["--local-memory", local, "--donor", DONOR].map(str::to_owned));
         }

@@ -8,13 +8,50 @@ use super::donor::Donor;
 use super::guest::{Finished, Guest, SHORT};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
-    name: "nodes_two_hosts",
-    about: "a stock kernel brings up two CPUs on two hosts, and leaves nothing on either when it is ended",
-    needs_product: true,
-    hosts: Hosts::TWO_6_12,
-    run: two_hosts,
-}];
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "nodes_two_hosts",
+        about: "a stock kernel brings up two CPUs on two hosts, and leaves nothing on either when it is ended",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| two_hosts(context, false),
+    },
+    Scenario {
+        name: "nodes_two_hosts_tls",
+        about: "the same with certificates, and without --insecure",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| two_hosts(context, true),
+    },
+];
+
+/// The files of a member of a cluster.
+const CREDENTIALS: [&str; 4] = ["ca.pem", "cert.pem", "crl.pem", "key.pem"];
+
+/// Makes a cluster with a VM, whose certificate is in /tmp/two on host 1, and a node, whose one is in
+/// /tmp/alpha on host 2.
+fn issue(context: &Context<'_>) -> anyhow::Result<()> {
+    let (first, second) = (context.testbed.host(1), context.testbed.host(2));
+    first.check(
+        &["rm", "-rf", "/tmp/authority", "/tmp/two", "/tmp/alpha"],
+        SHORT,
+    )?;
+    let pki = |arguments: &[&str]| {
+        let program = ["/share/ssi-hv", "pki"];
+        first.check(&[&program, arguments].concat(), SHORT)
+    };
+    pki(&["init", "/tmp/authority", "--cluster", "bed"])?;
+    pki(&["issue", "/tmp/authority", "vm/two", "-o", "/tmp/two"])?;
+    pki(&["issue", "/tmp/authority", "node/alpha", "-o", "/tmp/alpha"])?;
+    second.check(&["mkdir", "-p", "/tmp/alpha"], SHORT)?;
+    let here = tempfile::tempdir()?;
+    for file in CREDENTIALS {
+        let (there, local) = (format!("/tmp/alpha/{file}"), here.path().join(file));
+        first.get(&there, &local)?;
+        second.put(&local, &there, 0o600)?;
+    }
+    Ok(())
+}
 
 /// What the kernel prints when all its CPUs run.
 const BROUGHT_UP: &str = "smp: Brought up 1 node, 2 CPUs";
@@ -23,15 +60,27 @@ const BROUGHT_UP_DEADLINE: Duration = Duration::from_secs(240);
 /// Exit code of a VM that SIGTERM ends.
 const TERMINATED: i32 = 143;
 
-fn two_hosts(context: &Context<'_>) -> Result {
-    let node = Donor::lending(context, "512M", &["--cpus", "1"])?;
+fn two_hosts(context: &Context<'_>, has_credentials: bool) -> Result {
+    let mut flags = vec!["--cpus", "1"];
+    if has_credentials {
+        issue(context)?;
+        flags.extend(["--credentials", "/tmp/alpha", "--allow", "vm/two,cpus=1"]);
+    }
+    let node = Donor::lending(context, "512M", &flags)?;
     let mut guest = Guest {
         memory: "256M",
         // Without `lpj=`, which the product adds, the second CPU measures its delays for minutes.
         cmdline: "nokaslr".to_owned(),
         ..Guest::local(2, "")
     };
-    guest.more.extend(["--node", "10.77.0.2:7700,cpus=1"]);
+    if has_credentials {
+        guest
+            .more
+            .extend(["--node", "10.77.0.2:7700,cpus=1,name=alpha"]);
+        guest.more.extend(["--credentials", "/tmp/two"]);
+    } else {
+        guest.more.extend(["--node", "10.77.0.2:7700,cpus=1"]);
+    }
     let started = Instant::now();
     let process = guest.start(context)?;
     process

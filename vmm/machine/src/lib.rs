@@ -108,6 +108,7 @@ pub use nodes::{
 };
 pub use outcome::Outcome;
 pub use paging::{KvmParameter, second_level_paging_off};
+pub use ssi_hv_nodes::Stream as NodeStream;
 pub use vcpu::affinity::allowed_cpus;
 pub use vcpu::state_error::StateError;
 pub use vcpu::tsc::tsc_khz;

@@ -134,7 +134,7 @@ impl Link {
     /// not read what was sent before.
     pub fn send_if_read(&self, message: &Message) -> bool {
         let mut queue = self.lock();
-        let may_send = queue.bytes.is_empty();
+        let may_send = queue.bytes.is_empty() && !self.stream.flush();
         if may_send {
             self.send_locked(&mut queue, message);
         }
@@ -155,6 +155,9 @@ impl Link {
         }
         if sent < queue.frame.len() {
             queue.bytes.extend(&queue.frame[sent..]);
+            self.wake();
+        } else if self.stream.flush() {
+            // The receiving thread sends the rest of it.
             self.wake();
         }
     }
@@ -199,6 +202,9 @@ impl Link {
     /// Sends what is queued, as far as the peer reads. Returns whether something is left.
     pub(crate) fn flush(&self) -> bool {
         let mut queue = self.lock();
+        if self.stream.flush() {
+            return true;
+        }
         while !queue.bytes.is_empty() {
             let sent = self.write(&queue.bytes);
             if sent > 0 {
@@ -222,7 +228,7 @@ impl Link {
                 self.send_locked(&mut queue, &Message::Event { cpu, event });
             }
         }
-        !queue.bytes.is_empty()
+        !queue.bytes.is_empty() || self.stream.flush()
     }
 
     /// Sends the message that `with` makes of the name of a call, and waits for its answer; `None`

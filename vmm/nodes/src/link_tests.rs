@@ -1,10 +1,14 @@
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ssi_hv_irqchip::{Event, Trigger};
 
-use crate::{Link, LinkConfig, LinkError, Message, Receiver};
+use crate::{Link, LinkConfig, LinkError, Message, Receiver, Stream};
 
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
@@ -160,4 +164,74 @@ fn a_peer_that_lives_is_heard_and_one_that_does_not_is_lost() {
         matches!(error, LinkError::Silent { peer: 1, .. }),
         "{error}"
     );
+}
+
+/// A connection that takes all bytes, and sends none before it may.
+#[derive(Debug)]
+struct Holding {
+    stream: UnixStream,
+    held: Mutex<Vec<u8>>,
+    may_send: Arc<AtomicBool>,
+}
+
+impl Stream for Holding {
+    fn prepare(&self) -> io::Result<()> {
+        self.stream.set_nonblocking(true)
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(bytes)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.held.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&self) -> bool {
+        let mut held = self.held.lock().unwrap();
+        if self.may_send.load(Ordering::SeqCst) {
+            (&self.stream).write_all(&held).unwrap();
+            held.clear();
+        }
+        !held.is_empty()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    fn close(&self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[test]
+fn what_a_connection_has_taken_is_sent_when_it_may() {
+    let (one, other) = UnixStream::pair().unwrap();
+    let may_send = Arc::new(AtomicBool::new(true));
+    let holding = Holding {
+        stream: one,
+        held: Mutex::default(),
+        may_send: Arc::clone(&may_send),
+    };
+    let (_, mut sender) = Link::new(config(0, SILENCE_MAX), Box::new(holding)).unwrap();
+    let (_, mut receiver) = Link::new(config(1, SILENCE_MAX), Box::new(other)).unwrap();
+    sender.greet(soon()).unwrap();
+    receiver.greet(soon()).unwrap();
+    may_send.store(false, Ordering::SeqCst);
+    let link = sender.link().clone();
+    let flusher = thread::spawn(move || while sender.next(None).is_ok() {});
+    link.post(3, edge(0x40));
+    assert!(
+        !link.send_if_read(&Message::Pause { number: 1 }),
+        "it waits"
+    );
+    let shortly = Instant::now() + Duration::from_millis(100);
+    assert_eq!(receiver.next(Some(shortly)).unwrap(), None);
+    may_send.store(true, Ordering::SeqCst);
+    let event = edge(0x40);
+    assert_eq!(next(&mut receiver), Message::Event { cpu: 3, event });
+    receiver.link().close();
+    flusher.join().unwrap();
 }

@@ -26,6 +26,12 @@ pub trait Stream: Debug + Send + Sync {
     /// As [`Write::write`].
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
+    /// Sends what writes have taken and the kernel has not. Returns whether some of it is left: it is sent
+    /// when this is called again, once the descriptor is writable.
+    fn flush(&self) -> bool {
+        false
+    }
+
     /// Becomes ready when reads or writes would not wait.
     fn fd(&self) -> BorrowedFd<'_>;
 

@@ -67,6 +67,10 @@ pub struct BenchCoherenceConfig {
     #[arg(long, value_name = "N", default_value_t = 6)]
     pub seconds: u32,
 
+    /// Measure the same over mutual TLS as well, in turns
+    #[arg(long)]
+    pub tls: bool,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,

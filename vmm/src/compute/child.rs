@@ -62,8 +62,8 @@ pub struct VmProcess {
 }
 
 impl VmProcess {
-    /// Starts `ssi-hv`, which is `program`, as the process of a VM that listens at `address`. The
-    /// calling thread has to live as long as the process.
+    /// Starts `ssi-hv`, which is `program`, as the process of a VM that listens at `address`, for
+    /// connections under TLS if they are `secured`. The calling thread has to live as long as the process.
     ///
     /// # Errors
     ///
@@ -72,6 +72,7 @@ impl VmProcess {
         program: &Path,
         request: &ComputeRequest,
         address: IpAddr,
+        secured: bool,
     ) -> Result<Self, ProcessError> {
         let mut child = Command::new(program)
             .arg("node-vm")
@@ -99,11 +100,13 @@ impl VmProcess {
             ports: ComputePorts {
                 memory: 0,
                 vcpus: 0,
+                certificate: None,
             },
         };
         let setup = Setup {
             request: request.clone(),
             address,
+            secured,
         };
         process.send(&setup)?;
         let deadline = Instant::now() + START_TIME_MAX;

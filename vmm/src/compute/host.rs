@@ -76,7 +76,9 @@ impl CpuHost {
         request: &ComputeRequest,
     ) -> Result<Result<VmProcess, String>, ControlError> {
         let address = control.local()?.ip();
-        let process = VmProcess::start(&self.program, request, address);
+        // What the VM has shown here, its other nodes have to show each other.
+        let secured = control.identity().is_some();
+        let process = VmProcess::start(&self.program, request, address, secured);
         let mut process = match process {
             Ok(process) => process,
             Err(error) => return Ok(Err(describe(error))),

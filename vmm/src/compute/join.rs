@@ -1,19 +1,19 @@
 //! How a process becomes a compute node of a VM.
 
-use std::io;
-use std::net::TcpStream;
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memory_fabric::compute::{
-    Listeners, Membership, SharedGuest, SharingError, TableFences, VmSecret,
+    Channel, Listeners, Membership, SharedGuest, SharingError, TableFences, VmSecret,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use vm_memory::GuestAddress;
 
+use super::secure_link::SecureLink;
 use crate::machine::{
-    Barrier, ClockDifference, MachineError, NodesConfig, measure_clock, serve_clock,
+    Barrier, ClockDifference, MachineError, NodeStream, NodesConfig, measure_clock, serve_clock,
 };
 
 /// A node that is silent for so long is lost.
@@ -107,16 +107,22 @@ impl Joined {
             barrier: Some(Arc::new(Tables(Arc::clone(shared.fences())))),
             from_init: Vec::new(),
         };
-        for (node, stream) in streams {
-            let prepared = prepare(&stream);
-            prepared.map_err(|source| JoinError::Connection { node, source })?;
+        for (node, mut channel) in streams {
+            let exchange = Exchange(&mut channel);
             let compared = match (me, node) {
-                (PRIMARY, _) => serve_clock(&stream),
-                (_, PRIMARY) => measure_clock(&stream).map(|found| clock = Some(found)),
+                (PRIMARY, _) => serve_clock(exchange),
+                (_, PRIMARY) => measure_clock(exchange).map(|found| clock = Some(found)),
                 _ => Ok(()),
             };
             compared.map_err(|source| JoinError::Clock { node, source })?;
-            nodes.connections.push((node, Box::new(stream)));
+            let stream: Box<dyn NodeStream> = match channel {
+                Channel::Plain(stream) => Box::new(stream),
+                Channel::Secure(stream) => {
+                    let link = SecureLink::new(stream);
+                    Box::new(link.map_err(|source| JoinError::Connection { node, source })?)
+                }
+            };
+            nodes.connections.push((node, stream));
         }
         Ok(Self {
             shared,
@@ -126,11 +132,25 @@ impl Joined {
     }
 }
 
-/// Makes a connection wait, for a limited time.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(EXCHANGE_TIME_MAX))?;
-    stream.set_write_timeout(Some(EXCHANGE_TIME_MAX))
+/// A connection whose calls wait, for a limited time.
+struct Exchange<'a>(&'a mut Channel);
+
+impl Read for Exchange<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.0.read_by(bytes, Instant::now() + EXCHANGE_TIME_MAX)
+    }
+}
+
+impl Write for Exchange<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let deadline = Instant::now() + EXCHANGE_TIME_MAX;
+        self.0.write_all_by(bytes, deadline)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Ranges of guest memory as [`Membership`] has them.

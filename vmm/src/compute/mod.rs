@@ -11,6 +11,7 @@ mod lent;
 pub(crate) mod observed;
 mod process;
 mod protocol;
+mod secure_link;
 
 pub use self::child::{ProcessError, VmProcess};
 pub use self::host::CpuHost;

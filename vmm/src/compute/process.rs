@@ -66,7 +66,11 @@ fn run() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the node")?;
     let mut input = BufReader::new(io::stdin());
     let setup: Setup = receive_line(&mut input).context("the node sent no request")?;
-    let Setup { request, address } = setup;
+    let Setup {
+        request,
+        address,
+        secured,
+    } = setup;
     request.check()?;
     let ranges = guest_memory_ranges(request.memory_bytes);
     let span = ranges.last().map_or(0, |(start, bytes)| start.0 + bytes);
@@ -75,7 +79,11 @@ fn run() -> Result<()> {
     let _restricted = Sandbox::default()
         .enter()
         .context("cannot restrict this process")?;
-    let listeners = Listeners::bind(address).context("cannot listen for other nodes")?;
+    let listeners = match secured {
+        true => Listeners::secured(address, request.vm, request.me),
+        false => Listeners::bind(address),
+    };
+    let listeners = listeners.context("cannot listen for other nodes")?;
     let ports = listeners.ports().context("cannot listen for other nodes")?;
     send_line(&mut io::stdout(), &ProcessMessage::Listening(ports))?;
     let Connect(table) =

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Longest line, bytes.
-pub const LINE_BYTES_MAX: usize = 4096;
+pub const LINE_BYTES_MAX: usize = 8192;
 
 /// The first line to the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -17,6 +17,8 @@ pub struct Setup {
     pub request: ComputeRequest,
     /// Where to listen.
     pub address: IpAddr,
+    /// Whether connections to the other nodes are under TLS.
+    pub secured: bool,
 }
 
 /// The second line to the process.
@@ -46,4 +48,30 @@ pub fn receive_line<T: DeserializeOwned>(from: impl BufRead) -> io::Result<T> {
     let mut line = Vec::new();
     io::Read::take(from, LINE_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
     Ok(serde_json::from_slice(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use memory_fabric::compute::{COMPUTE_NODES_MAX, ComputeMember};
+
+    use super::*;
+
+    #[test]
+    fn the_longest_table_fits_into_a_line() {
+        let address = SocketAddr::from(([0xffff; 8], u16::MAX));
+        let node = ComputeMember {
+            memory: address,
+            vcpus: address,
+            lent_bytes: u64::MAX,
+            certificate: Some([0xff; 32]),
+        };
+        let table = Connect(ComputeTable(vec![node; COMPUTE_NODES_MAX]));
+        let mut line = Vec::new();
+        send_line(&mut line, &table).expect("is written");
+        assert!(line.len() <= LINE_BYTES_MAX, "{} bytes", line.len());
+        let Connect(found) = receive_line(line.as_slice()).expect("is read");
+        assert_eq!(found, table.0);
+    }
 }

@@ -8,6 +8,7 @@ use memory_fabric::fabric::{Compression, TransportKind};
 use super::address::HostPort;
 use super::choice::{Numa, Switch};
 use super::node_arg::{CpusFrom, NODES_MAX};
+use super::protection::Protection;
 use super::settings::RunSettings;
 use super::validation::{ValidationError, check_named, resolve_permitted};
 use crate::machine::Irqchip;
@@ -56,14 +57,8 @@ impl RunSettings {
                 return Err(ValidationError::PortZero { address });
             }
             check_named("node", &node.address, node.name.as_ref(), self.protection())?;
-            // Who starts vCPUs there is checked; the pages between the nodes are not protected.
-            let address = resolve_permitted("node", &node.address, self.insecure);
-            let address = address.map_err(|error| match error {
-                ValidationError::NotLoopback { address, .. } if self.credentials.is_some() => {
-                    ValidationError::PlainBetweenNodes { address }
-                }
-                error => error,
-            })?;
+            let permitted = self.protection() != Protection::None;
+            let address = resolve_permitted("node", &node.address, permitted)?;
             if let Some(first) = resolved.iter().find(|one| one.address == address) {
                 return Err(ValidationError::DuplicateNode {
                     first: first.name.clone(),

@@ -372,14 +372,6 @@ pub enum ValidationError {
     /// Rules for members that cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Nodes on other hosts, whose pages are not encrypted.
-    #[error(
-        "node {address} is not a loopback address, and pages travel unencrypted between nodes that run vCPUs, even with --credentials; add --insecure to accept that"
-    )]
-    PlainBetweenNodes {
-        /// The node.
-        address: HostPort,
-    },
     /// A donor or node without the name that its certificate is compared with.
     #[error(
         "{what} {address} has no name to compare with its certificate; add name=NAME, where its certificate is of node/NAME"

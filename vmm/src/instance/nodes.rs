@@ -28,6 +28,9 @@ use crate::machine::{
 };
 use crate::size::ByteSize;
 
+/// The place of this host among the nodes.
+const PRIMARY: u8 = 0;
+
 /// The other nodes of one boot of the guest.
 #[derive(Debug)]
 pub struct OtherNodes {
@@ -100,10 +103,13 @@ impl OtherNodes {
         let nodes: Arc<[ComputeNode]> = config.nodes.clone().into();
         let (vm, secret) = random_vm().map_err(RunError::host("name the VM"))?;
         // No node connects to the first one.
-        let listeners = Listeners::bind(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let listeners = match shown {
+            Some(_) => Listeners::secured(here, vm, PRIMARY),
+            None => Listeners::bind(here),
+        };
         let listeners = listeners.map_err(RunError::host("listen"))?;
         let ports = listeners.ports().map_err(RunError::host("listen"))?;
-        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let merge_tables = config.merge_tables;
         let mut table = vec![member(here, ports, config.local_memory.bytes())];
         let mut lent = Vec::new();
@@ -130,7 +136,7 @@ impl OtherNodes {
             connected.map_err(|error| unavailable(&nodes, me, error))?;
         }
         let membership = Membership {
-            me: 0,
+            me: PRIMARY,
             vm,
             secret,
             table,

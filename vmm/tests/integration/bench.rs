@@ -71,10 +71,12 @@ fn faults_under_tls_find_every_byte() {
 
 #[test]
 fn three_processes_share_a_memory_and_count_exactly() {
-    let result = bench(&["coherence", "--nodes", "3", "--seconds", "2"]);
+    let result = bench(&["coherence", "--nodes", "3", "--seconds", "2", "--tls"]);
     let transactions = result["transactions"].as_array().expect("a list");
     assert_eq!(transactions.len(), 5, "{result}");
-    for transaction in transactions {
+    let under_tls = result["tls"].as_array().expect("a list");
+    assert_eq!(under_tls.len(), 4, "{result}");
+    for transaction in transactions.iter().chain(under_tls) {
         let ratio = transaction["ratio_p50"].as_f64();
         assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{result}");
     }

@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_coherence::{Member, Members};
 use ring::digest;
+
+use super::channel::Security;
 
 /// A connection on which nothing arrives for so long is replaced. Heartbeats come 4 times as often.
 pub const STALL_DEFAULT: Duration = Duration::from_secs(4);
@@ -41,6 +44,8 @@ pub struct TcpPeersConfig {
     pub vm: [u8; 16],
     /// The VM's secret.
     pub secret: Secret,
+    /// What makes the connections secure; `None` leaves them plain.
+    pub security: Option<Arc<dyn Security>>,
     /// The epoch of all messages.
     pub epoch: u32,
     /// Pages of the guest's memory.
@@ -70,6 +75,7 @@ impl TcpPeersConfig {
             listener,
             vm: [0; 16],
             secret: Secret([0; 32]),
+            security: None,
             epoch: 0,
             memory_pages,
             grace: GRACE_DEFAULT,

@@ -1,28 +1,36 @@
 //! The handshake of a connection, on a thread that may wait.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_coherence::Member;
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::channel::{Channel, Security};
 use super::config::TcpPeersConfig;
 use super::hello::{
-    HELLO_BYTES, Hello, Mismatch, NONCE_BYTES, PEER_VERSION, PREFIX_BYTES, PROOF_BYTES, Side, Step,
-    check_proof, decode_prefix, prefix, prove,
+    HELLO_BYTES, Hello, MAGIC, Mismatch, NONCE_BYTES, PEER_VERSION, PREFIX_BYTES, PROOF_BYTES,
+    Side, Step, check_proof, decode_prefix, prefix, prove,
 };
 
 /// Time limit of a handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The first byte of a connection under TLS: the type of a record (RFC 8446, section 5.1).
+const TLS_HANDSHAKE: u8 = 22;
 
 /// Why two nodes are not connected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     /// The connection broke, or the handshake took too long.
     #[error("the connection failed: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    /// One end does not accept the certificate of the other.
+    #[error("{0}")]
+    Identity(io::Error),
     /// The other end does not speak this protocol.
     #[error("the other end is no compute node")]
     NotAPeer,
@@ -37,6 +45,17 @@ pub(super) enum HandshakeError {
     Refused(Mismatch),
 }
 
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> Self {
+        // What the kernel refuses has no text of its own.
+        let refused = [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidData];
+        if error.get_ref().is_some() && refused.contains(&error.kind()) {
+            return Self::Identity(error);
+        }
+        Self::Io(error)
+    }
+}
+
 impl HandshakeError {
     /// Whether another attempt would end in the same way.
     pub(super) fn is_final(&self) -> bool {
@@ -48,7 +67,7 @@ impl HandshakeError {
         match self {
             Self::Mismatch(reason) => Some(*reason),
             Self::Version(_) => Some(Mismatch::Version),
-            Self::Io(_) | Self::NotAPeer | Self::Refused(_) => None,
+            Self::Io(_) | Self::Identity(_) | Self::NotAPeer | Self::Refused(_) => None,
         }
     }
 }
@@ -62,6 +81,8 @@ pub(super) struct Credentials {
     pub(super) epoch: u32,
     pub(super) pages: u32,
     pub(super) key: hmac::Key,
+    /// What connections are made secure with.
+    pub(super) security: Option<Arc<dyn Security>>,
 }
 
 impl Credentials {
@@ -73,6 +94,7 @@ impl Credentials {
             epoch: config.epoch,
             pages: config.memory_pages,
             key,
+            security: config.security.clone(),
         }
     }
 
@@ -92,56 +114,89 @@ impl Credentials {
     }
 }
 
+/// Why a socket is not a connection of which both ends are known; the socket too, when the other end
+/// waits for the reason.
+pub(super) type Unsecured = (HandshakeError, Option<TcpStream>);
+
+/// Prepares a socket for a handshake.
+fn prepare(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    socket.set_nonblocking(true)
+}
+
+/// Makes a connection to `peer` of a socket.
+pub(super) fn secure_to(
+    socket: TcpStream,
+    credentials: &Credentials,
+    peer: Member,
+) -> Result<Channel, HandshakeError> {
+    prepare(&socket)?;
+    match &credentials.security {
+        None => Ok(Channel::Plain(socket)),
+        Some(security) => Ok(Channel::Secure(security.connect(socket, peer)?)),
+    }
+}
+
+/// Makes a connection of a socket that was accepted. Returns whose it is, if that is known.
+pub(super) fn secure_from(
+    socket: TcpStream,
+    credentials: &Credentials,
+) -> Result<(Channel, Option<Member>), Unsecured> {
+    let Some(security) = &credentials.security else {
+        return match prepare(&socket) {
+            Ok(()) => Ok((Channel::Plain(socket), None)),
+            Err(error) => Err((error.into(), None)),
+        };
+    };
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+    let first = prepare(&socket).and_then(|()| Channel::first_byte(&socket, deadline));
+    match first {
+        // A node without certificates learns why in its own protocol.
+        Ok(byte) if byte == MAGIC[0] => Err((
+            HandshakeError::Mismatch(Mismatch::Certificates),
+            Some(socket),
+        )),
+        Ok(_) => match security.accept(socket) {
+            Ok((stream, peer)) => Ok((Channel::Secure(stream), Some(peer))),
+            Err(error) => Err((error.into(), None)),
+        },
+        Err(error) => Err((error.into(), None)),
+    }
+}
+
 /// A connection during its handshake.
 struct Opening<'a> {
-    stream: &'a TcpStream,
+    stream: &'a mut Channel,
     deadline: Instant,
+    /// Whether the other end began as TLS does.
+    came_with_tls: bool,
 }
 
 impl<'a> Opening<'a> {
-    fn new(stream: &'a TcpStream) -> Result<Self, HandshakeError> {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(false)?;
-        let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-        Ok(Self { stream, deadline })
-    }
-
-    fn time_left(&self) -> io::Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+    fn new(stream: &'a mut Channel) -> Self {
+        Self {
+            stream,
+            deadline: Instant::now() + HANDSHAKE_TIMEOUT,
+            came_with_tls: false,
         }
-        Ok(left)
     }
 
     fn read<const BYTES: usize>(&mut self) -> io::Result<[u8; BYTES]> {
         let mut bytes = [0; BYTES];
-        let mut filled = 0;
-        while filled < BYTES {
-            self.stream.set_read_timeout(Some(self.time_left()?))?;
-            match self.stream.read(&mut bytes[filled..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        self.stream.read_exact_by(&mut bytes, self.deadline)?;
         Ok(bytes)
     }
 
     /// Sends a step. It is short enough to fit into the socket's buffer.
     fn write(&mut self, step: Step, parts: &[&[u8]]) -> io::Result<()> {
-        self.stream.set_write_timeout(Some(self.time_left()?))?;
         let bytes = [&[prefix(step).as_slice()], parts].concat().concat();
-        self.stream.write_all(&bytes)
+        self.stream.write_all_by(&bytes, self.deadline)
     }
 
     /// Reads a prefix; returns whether it is that of `step`, and not of a refusal.
     fn expect(&mut self, step: Step) -> Result<(), HandshakeError> {
         let prefix = self.read::<PREFIX_BYTES>()?;
+        self.came_with_tls = prefix[0] == TLS_HANDSHAKE;
         let (version, found) = decode_prefix(prefix).ok_or(HandshakeError::NotAPeer)?;
         if version != PEER_VERSION {
             return Err(HandshakeError::Version(version));
@@ -167,11 +222,11 @@ impl<'a> Opening<'a> {
 
 /// Connects to `peer`.
 pub(super) fn connect(
-    stream: &TcpStream,
+    stream: &mut Channel,
     credentials: &Credentials,
     peer: Member,
 ) -> Result<(), HandshakeError> {
-    let mut opening = Opening::new(stream)?;
+    let mut opening = Opening::new(stream);
     let mine = credentials.hello(peer.place())?;
     opening.write(Step::Hello, &[&mine.encode()])?;
     opening.expect(Step::Hello)?;
@@ -189,17 +244,25 @@ pub(super) fn connect(
     opening.expect(Step::Welcome)
 }
 
-/// Accepts a connection of a member before this one; returns which. If an error has a
-/// [`refusal`](HandshakeError::refusal), the other end waits for it.
+/// Accepts a connection of a member before this one, which has to be `known` if that is given; returns
+/// which. If an error has a [`refusal`](HandshakeError::refusal), the other end waits for it.
 pub(super) fn accept(
-    stream: &TcpStream,
+    stream: &mut Channel,
     credentials: &Credentials,
+    known: Option<Member>,
 ) -> Result<Member, HandshakeError> {
-    let mut opening = Opening::new(stream)?;
-    opening.expect(Step::Hello)?;
+    let mut opening = Opening::new(stream);
+    opening.expect(Step::Hello).map_err(|error| match error {
+        HandshakeError::NotAPeer if opening.came_with_tls => {
+            HandshakeError::Mismatch(Mismatch::Certificates)
+        }
+        error => error,
+    })?;
     let theirs = Hello::decode(&opening.read::<HELLO_BYTES>()?);
     let mine = credentials.hello(theirs.from)?;
-    let fits = theirs.check(&mine, |member| member < credentials.me);
+    let fits = theirs.check(&mine, |member| {
+        member < credentials.me && known.is_none_or(|known| known == member)
+    });
     let peer = fits.map_err(HandshakeError::Mismatch)?;
     let key = &credentials.key;
     let proof = prove(key, Side::Accepting, &theirs, &mine);
@@ -213,8 +276,6 @@ pub(super) fn accept(
 }
 
 /// Sends the other end why [`accept`] failed.
-pub(super) fn refuse(stream: &TcpStream, reason: Mismatch) {
-    if let Ok(mut opening) = Opening::new(stream) {
-        opening.refuse(reason);
-    }
+pub(super) fn refuse(stream: &mut Channel, reason: Mismatch) {
+    Opening::new(stream).refuse(reason);
 }

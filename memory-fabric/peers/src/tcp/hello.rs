@@ -6,7 +6,7 @@ use fabric_coherence::Member;
 use ring::hmac;
 
 /// "SVPC": a compute node to another one.
-const MAGIC: [u8; 4] = *b"SVPC";
+pub(super) const MAGIC: [u8; 4] = *b"SVPC";
 
 /// The version of the frames between compute nodes. Others are refused: all compute nodes of a VM
 /// run the same program. It is not the version of the frames to donors, which outlive programs.
@@ -56,10 +56,12 @@ pub enum Mismatch {
     Memory = 6,
     /// The VM's secret.
     Secret = 7,
+    /// Whether connections are secure.
+    Certificates = 8,
 }
 
 impl Mismatch {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Version,
         Self::Vm,
         Self::Table,
@@ -67,6 +69,7 @@ impl Mismatch {
         Self::Epoch,
         Self::Memory,
         Self::Secret,
+        Self::Certificates,
     ];
 
     pub(super) fn new(value: u8) -> Option<Self> {
@@ -84,6 +87,10 @@ impl fmt::Display for Mismatch {
             Self::Epoch => "another epoch",
             Self::Memory => "another size of the memory",
             Self::Secret => "a wrong secret",
+            Self::Certificates => {
+                "another use of certificates; start `ssi-hv run` and `ssi-hv node` on all hosts with \
+                 --credentials, or on none"
+            }
         })
     }
 }

@@ -15,7 +15,10 @@ use fabric_coherence::Member;
 use fabric_coherence::members::MEMBERS_MAX;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::handshake::{Credentials, HANDSHAKE_TIMEOUT, HandshakeError, accept, connect, refuse};
+use super::channel::Channel;
+use super::handshake::{
+    Credentials, HANDSHAKE_TIMEOUT, HandshakeError, accept, connect, refuse, secure_from, secure_to,
+};
 
 /// First pause between attempts to connect; doubled after each, up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
@@ -40,7 +43,7 @@ const NEWS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) enum News {
     /// A connection is made.
-    Connected(Member, TcpStream),
+    Connected(Member, Channel),
     /// An attempt to connect to a member failed.
     Failed(Member, HandshakeError),
     /// A connection was not accepted.
@@ -56,7 +59,7 @@ struct Reporter {
 
 impl Reporter {
     /// Reports a connection. Returns whether it has a receiver.
-    fn connected(&self, peer: Member, stream: TcpStream) -> bool {
+    fn connected(&self, peer: Member, stream: Channel) -> bool {
         let sent = self.news.send(News::Connected(peer, stream)).is_ok();
         self.signal();
         sent
@@ -189,10 +192,10 @@ fn try_connect(
     peer: Member,
     address: SocketAddr,
     credentials: &Credentials,
-) -> Result<TcpStream, HandshakeError> {
-    let stream = TcpStream::connect_timeout(&address, HANDSHAKE_TIMEOUT)?;
-    connect(&stream, credentials, peer)?;
-    stream.set_nonblocking(true)?;
+) -> Result<Channel, HandshakeError> {
+    let socket = TcpStream::connect_timeout(&address, HANDSHAKE_TIMEOUT)?;
+    let mut stream = secure_to(socket, credentials, peer)?;
+    connect(&mut stream, credentials, peer)?;
     Ok(stream)
 }
 
@@ -275,19 +278,25 @@ fn open(
     let Ok(id) = openings.add(&stream) else {
         return;
     };
-    let accepted = accept(&stream, credentials);
+    let accepted = match secure_from(stream, credentials) {
+        Ok((mut stream, known)) => match accept(&mut stream, credentials, known) {
+            Ok(peer) => Ok((peer, stream)),
+            Err(error) => Err((error, Some(stream))),
+        },
+        Err((error, socket)) => Err((error, socket.map(Channel::Plain))),
+    };
     let is_open = openings.remove(id);
-    match accepted.and_then(|peer| Ok((peer, stream.set_nonblocking(true)?))) {
-        Ok((peer, ())) if is_open => {
+    match accepted {
+        Ok((peer, stream)) if is_open => {
             reporter.connected(peer, stream);
         }
         Ok(_) => {}
-        Err(error) => {
+        Err((error, stream)) => {
             let refusal = error.refusal();
             // Before the other end learns it: what that does next may end the wait for members.
             reporter.report(News::Refused(address, error));
-            if let Some(reason) = refusal {
-                refuse(&stream, reason);
+            if let (Some(reason), Some(mut stream)) = (refusal, stream) {
+                refuse(&mut stream, reason);
             }
         }
     }

@@ -4,7 +4,6 @@ mod input;
 mod output;
 
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use fabric_coherence::lanes::Inbox;
 use fabric_pages::page::PageBytes;
 use rustix::event::epoll;
 
+use super::channel::Channel;
 use super::frame::Sequences;
 use super::outbox::{Head, Outbox};
 use crate::codec::Bounds;
@@ -52,7 +52,7 @@ enum State {
 
 #[derive(Debug)]
 struct Connection {
-    stream: TcpStream,
+    stream: Channel,
     state: State,
     /// [`super::frame::KIND_RESUME`] is not written yet.
     must_resume: bool,
@@ -112,6 +112,12 @@ impl Link {
         self.connection.is_some()
     }
 
+    /// Whether something has arrived of which the socket reports nothing more.
+    pub(super) fn is_ready(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|one| one.stream.is_ready())
+    }
+
     /// Whether everything is confirmed, in both directions, over a connection that works.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
@@ -123,7 +129,7 @@ impl Link {
     #[cfg(test)]
     pub(super) fn remote(&self) -> std::net::SocketAddr {
         let connection = self.connection.as_ref().expect("connected");
-        connection.stream.peer_addr().expect("connected")
+        connection.stream.socket().peer_addr().expect("connected")
     }
 
     /// Queues a message.
@@ -136,14 +142,15 @@ impl Link {
     /// Continues on a new connection, which replaces any other.
     pub(super) fn attach(
         &mut self,
-        stream: TcpStream,
+        stream: Channel,
         epoll: impl AsFd,
         now: Instant,
     ) -> Result<(), Fault> {
         self.connection = None;
         self.input.clear();
         let data = epoll::EventData::new_u64(self.peer.place().into());
-        epoll::add(epoll, &stream, data, epoll::EventFlags::IN).map_err(io::Error::from)?;
+        let added = epoll::add(epoll, stream.socket(), data, epoll::EventFlags::IN);
+        added.map_err(io::Error::from)?;
         self.connection = Some(Connection {
             stream,
             state: State::Resuming,
@@ -227,7 +234,7 @@ impl Link {
 
     /// When [`Self::tick`] has something to do, unless something arrives before.
     pub(super) fn due(&self, grace: Duration) -> Option<Instant> {
-        if self.failure.is_some() {
+        if self.failure.is_some() || self.is_ready() {
             return Some(Instant::now());
         }
         let Some(connection) = &self.connection else {

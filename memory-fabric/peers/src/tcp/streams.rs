@@ -1,12 +1,12 @@
 //! Connections between members for other messages than those about memory.
 
-use std::net::TcpStream;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 
 use fabric_coherence::Member;
 use ring::hmac;
 
+use super::channel::Channel;
 use super::config::TcpPeersConfig;
 use super::handshake::Credentials;
 use super::keeper::{Keeper, News};
@@ -17,7 +17,7 @@ use crate::PeerError;
 pub struct Streams {
     keeper: Keeper,
     /// By member; this node has none.
-    made: Vec<(Member, Option<TcpStream>)>,
+    made: Vec<(Member, Option<Channel>)>,
     deadline: Instant,
     /// Why the last attempt failed.
     reason: Option<String>,
@@ -55,7 +55,7 @@ impl Streams {
     ///
     /// # Errors
     /// When a member refuses this node, or is refused, or not all are connected in time.
-    pub fn finish(mut self) -> Result<Vec<(Member, TcpStream)>, PeerError> {
+    pub fn finish(mut self) -> Result<Vec<(Member, Channel)>, PeerError> {
         while let Some((missing, _)) = self.made.iter().find(|(_, stream)| stream.is_none()) {
             let missing = *missing;
             let left = self.deadline.saturating_duration_since(Instant::now());

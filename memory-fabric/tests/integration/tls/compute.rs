@@ -47,6 +47,7 @@ impl CpuLender for Lender {
 const PORTS: ComputePorts = ComputePorts {
     memory: 1,
     vcpus: 2,
+    certificate: None,
 };
 
 const LENT: u64 = 2 * MIB;
@@ -123,7 +124,7 @@ fn who_has_no_valid_certificate_starts_no_process() {
     let invalid = invalid.map(|(what, shown)| (what, config(shown)));
     let revoked = ("a revoked one", config_of(&prod, "vm/gone"));
     for (what, config) in invalid.chain([revoked]) {
-        let answer = answered(&donor, config, &frame);
+        let answer = answered(donor.address(), config, &frame);
         println!("{what}: {}", answer.expect_err("the node answers"));
         assert_eq!(lender.started.load(Ordering::SeqCst), 0, "{what}");
     }
@@ -132,7 +133,7 @@ fn who_has_no_valid_certificate_starts_no_process() {
     assert!(error.contains("--credentials DIR"), "{error}");
     assert_eq!(lender.started.load(Ordering::SeqCst), 0);
     // The same request with a certificate like that of a VM starts one.
-    answered(&donor, config(Some(prod.odd(|_| {}))), &frame).expect("an answer");
+    answered(donor.address(), config(Some(prod.odd(|_| {}))), &frame).expect("an answer");
     assert_eq!(lender.started.load(Ordering::SeqCst), 1);
 }
 

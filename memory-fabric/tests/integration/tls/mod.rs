@@ -2,6 +2,7 @@
 
 pub mod cluster;
 mod compute;
+mod peers;
 mod policy;
 mod refusals;
 

@@ -20,7 +20,7 @@ use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, NamedGroup, StreamOwned};
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -96,12 +96,12 @@ fn asked() -> Vec<u8> {
 }
 
 fn over_tcp(donor: &Donor, config: ClientConfig) -> io::Result<()> {
-    answered(donor, config, &asked())
+    answered(donor.address(), config, &asked())
 }
 
 /// Sends a frame as this client by TCP, and awaits the first byte of an answer.
-pub fn answered(donor: &Donor, config: ClientConfig, frame: &[u8]) -> io::Result<()> {
-    let socket = TcpStream::connect(donor.address())?;
+pub fn answered(address: SocketAddr, config: ClientConfig, frame: &[u8]) -> io::Result<()> {
+    let socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     let name = ServerName::try_from(NAME).expect("a name");
     let client = ClientConnection::new(Arc::new(config), name).expect("a client");

@@ -4,13 +4,14 @@ use super::session::{Session, Step, Then};
 use super::{INPUT_BYTES, OUTPUT_BYTES, Peer, RECORD_BYTES_MAX, TlsStream};
 use crate::UNKNOWN_BYTES_MAX;
 use fabric_host::poll::sleep_on;
+use fabric_identity::pinned::PinnedPeers;
 use fabric_identity::presented::Presented;
 use fabric_identity::{ExpectedNode, NAME, SharedCredentials};
 use fabric_wire::{ErrorMessage, Frame, FrameKind, MAGIC, Refusal, encode_message};
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
-use rustls::{AlertDescription, Error};
+use rustls::{AlertDescription, ClientConfig, Error, ServerConfig};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
@@ -136,6 +137,10 @@ impl From<TlsError> for io::Error {
     }
 }
 
+fn unusable(why: impl ToString) -> io::Error {
+    TlsError::Credentials(why.to_string()).into()
+}
+
 impl TlsStream {
     /// Makes a connection one to an expected node.
     ///
@@ -144,11 +149,28 @@ impl TlsStream {
     /// Fails when the peer is not that node, and after [`HANDSHAKE_TIMEOUT`]. Whether the peer accepts
     /// this end shows at the first read.
     pub fn connect(socket: TcpStream, expected: &ExpectedNode) -> io::Result<Self> {
-        let unusable = |why: String| io::Error::from(TlsError::Credentials(why));
-        let config = expected.client().map_err(|why| unusable(why.to_string()))?;
-        let name = ServerName::try_from(NAME).map_err(|why| unusable(why.to_string()))?;
-        let client = UnbufferedClientConnection::new(Arc::new(config), name);
-        let client = client.map_err(|why| unusable(why.to_string()))?;
+        let config = expected.client().map_err(unusable)?;
+        Self::connect_with(socket, Arc::new(config))
+    }
+
+    /// Makes a connection one to the process of the same VM at this place.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn connect_pinned(
+        socket: TcpStream,
+        peers: &PinnedPeers,
+        place: usize,
+    ) -> io::Result<Self> {
+        let config = peers.client(place);
+        let config = config.ok_or_else(|| unusable(format!("there is no process {place}")))?;
+        Self::connect_with(socket, config)
+    }
+
+    fn connect_with(socket: TcpStream, config: Arc<ClientConfig>) -> io::Result<Self> {
+        let name = ServerName::try_from(NAME).map_err(unusable)?;
+        let client = UnbufferedClientConnection::new(config, name).map_err(unusable)?;
         Self::establish(socket, Session::Client(Box::new(client)))
     }
 
@@ -159,8 +181,25 @@ impl TlsStream {
     ///
     /// Fails when the peer is none, and after [`HANDSHAKE_TIMEOUT`].
     pub fn accept(socket: TcpStream, credentials: &SharedCredentials) -> io::Result<Self> {
-        let server = UnbufferedServerConnection::new(credentials.server())
-            .map_err(|why| io::Error::from(TlsError::Credentials(why.to_string())))?;
+        Self::accept_with(socket, credentials.server())
+    }
+
+    /// Makes a connection one from a process of the same VM before this one, and returns the place of
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// As [`accept`](Self::accept).
+    pub fn accept_pinned(socket: TcpStream, peers: &PinnedPeers) -> io::Result<(Self, usize)> {
+        let stream = Self::accept_with(socket, peers.server())?;
+        let certificate = stream.peer.chain.first();
+        let place = certificate.and_then(|certificate| peers.place_of(certificate));
+        let none = || TlsError::Certificate("it is of no process of this VM".to_owned());
+        Ok((stream, place.ok_or_else(none)?))
+    }
+
+    fn accept_with(socket: TcpStream, config: Arc<ServerConfig>) -> io::Result<Self> {
+        let server = UnbufferedServerConnection::new(config).map_err(unusable)?;
         Self::establish(socket, Session::Server(Box::new(server)))
     }
 

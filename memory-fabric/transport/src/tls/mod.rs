@@ -21,7 +21,7 @@ use fabric_identity::Subject;
 use session::{Session, Step, Then};
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
@@ -226,8 +226,12 @@ impl TlsStream {
         sleep_on(self.socket.as_raw_fd(), events, deadline)
     }
 
-    /// Sends what the socket accepts now.
-    fn flush(&mut self) -> io::Result<()> {
+    /// Sends what the socket accepts now of what was taken before.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the connection broke.
+    pub fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             match self.socket.write(&self.output[self.unsent.clone()]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -239,6 +243,23 @@ impl TlsStream {
         }
         self.unsent = 0..0;
         Ok(())
+    }
+
+    /// Ends the connection in both directions. The peer reads what the socket has accepted before.
+    pub fn close(&mut self) {
+        self.say_goodbye();
+        self.detached = true;
+        // Fails when the peer has ended it before.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Lets the peer know that the end of the connection is meant.
+    fn say_goodbye(&mut self) {
+        if self.detached || self.is_blocked() {
+            return;
+        }
+        // Best effort: without it the peer takes the end for a broken connection.
+        let _ = self.encrypt(Then::Close).and_then(|()| self.flush());
     }
 
     /// Receives once; returns whether that filled the buffer.
@@ -347,10 +368,6 @@ impl TlsStream {
 
 impl Drop for TlsStream {
     fn drop(&mut self) {
-        if self.detached || self.is_blocked() {
-            return;
-        }
-        // Best effort: without it the peer takes the end for a broken connection.
-        let _ = self.encrypt(Then::Close).and_then(|()| self.flush());
+        self.say_goodbye();
     }
 }

@@ -41,10 +41,11 @@ fn view(memory: &GuestMemory) -> GuestMemoryMmap {
     GuestMemoryMmap::from_regions(vec![region]).unwrap()
 }
 
-/// Starts a guest whose second vCPU is in another process; calls `with` once both run, which fails
-/// when the guest is silent.
+/// Starts a guest whose second vCPU is in another process, over TLS if they are `secured`; calls `with`
+/// once both run, which fails when the guest is silent.
 fn run_in_two_processes(
     x2apic: bool,
+    secured: bool,
     with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>) -> Result<(), mpsc::RecvTimeoutError>,
 ) {
     let (vm, secret) = random_vm().unwrap();
@@ -60,8 +61,12 @@ fn run_in_two_processes(
         merge_tables: false,
     };
     let program = Path::new(env!("CARGO_BIN_EXE_ssi-hv"));
-    let mut process = VmProcess::start(program, &request, HERE).unwrap();
-    let listeners = Listeners::bind(HERE).unwrap();
+    let mut process = VmProcess::start(program, &request, HERE, secured).unwrap();
+    let listeners = match secured {
+        true => Listeners::secured(HERE, vm, 0),
+        false => Listeners::bind(HERE),
+    };
+    let listeners = listeners.unwrap();
     let table = ComputeTable(vec![
         member(HERE, listeners.ports().unwrap(), MEMORY_BYTES / 2),
         member(HERE, process.ports(), MEMORY_BYTES / 2),
@@ -123,11 +128,11 @@ fn run_in_two_processes(
     assert_eq!(process.end(Instant::now() + LIMIT).reason, "");
 }
 
-fn works(x2apic: bool) {
+fn works(x2apic: bool, secured: bool) {
     if !kvm_is_there() {
         return;
     }
-    run_in_two_processes(x2apic, |handle, said| {
+    run_in_two_processes(x2apic, secured, |handle, said| {
         while said.recv_timeout(LIMIT)? != b'b' {}
         assert!(handle.press_power_button());
         Ok(())
@@ -137,10 +142,19 @@ fn works(x2apic: bool) {
 /// Both CPUs change places with each other for as long as the guest works.
 #[test]
 fn two_cpus_that_move_between_two_processes_work_together() {
+    moves(false);
+}
+
+#[test]
+fn two_cpus_that_move_between_two_processes_work_together_under_tls() {
+    moves(true);
+}
+
+fn moves(secured: bool) {
     if !kvm_is_there() {
         return;
     }
-    run_in_two_processes(false, |handle, said| {
+    run_in_two_processes(false, secured, |handle, said| {
         let moving = handle.clone();
         let moving = thread::spawn(move || {
             let mut moves = 0;
@@ -166,10 +180,15 @@ fn two_cpus_that_move_between_two_processes_work_together() {
 
 #[test]
 fn two_cpus_in_two_processes_work_together() {
-    works(false);
+    works(false, false);
+}
+
+#[test]
+fn two_cpus_in_two_processes_work_together_under_tls() {
+    works(false, true);
 }
 
 #[test]
 fn two_cpus_in_two_processes_work_together_in_x2apic_mode() {
-    works(true);
+    works(true, false);
 }

@@ -1,6 +1,6 @@
 //! Reading from a connection.
 
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! Writing to a connection.
 
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ impl Link {
                 }
             }
             let is_blocked = if used == 0 {
-                false
+                !connection.stream.flush()?
             } else {
                 match connection.stream.write_vectored(&parts[..used]) {
                     Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
@@ -72,7 +72,8 @@ impl Link {
                 let mut flags = epoll::EventFlags::IN;
                 flags.set(epoll::EventFlags::OUT, is_blocked);
                 let data = epoll::EventData::new_u64(self.peer.place().into());
-                epoll::modify(epoll, &connection.stream, data, flags).map_err(io::Error::from)?;
+                let modified = epoll::modify(epoll, connection.stream.socket(), data, flags);
+                modified.map_err(io::Error::from)?;
                 connection.waits_for_room = is_blocked;
             }
             return Ok(());

@@ -3,8 +3,9 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use super::super::channel::Channel;
 use super::super::frame::{FrameHeader, KIND_CONFIRM, KIND_RESUME, encode_resume};
-use super::super::handshake::{Credentials, connect};
+use super::super::handshake::{Credentials, HandshakeError};
 use super::super::hello::{HELLO_BYTES, PREFIX_BYTES, Step, prefix};
 use super::super::keeper::{Keeper, News};
 use super::*;
@@ -85,7 +86,19 @@ fn credentials() -> Credentials {
         epoch: config.epoch,
         pages: config.memory_pages,
         key: hmac::Key::new(hmac::HMAC_SHA256, &config.secret.0),
+        security: None,
     }
+}
+
+/// Does the handshake of a connection.
+fn connect(
+    stream: &TcpStream,
+    credentials: &Credentials,
+    peer: Member,
+) -> Result<(), HandshakeError> {
+    stream.set_nonblocking(true)?;
+    let mut channel = Channel::Plain(stream.try_clone()?);
+    super::super::handshake::connect(&mut channel, credentials, peer)
 }
 
 fn read<const BYTES: usize>(mut stream: &TcpStream) -> [u8; BYTES] {

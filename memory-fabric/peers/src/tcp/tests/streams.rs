@@ -1,11 +1,9 @@
 //! Connections for other messages.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
+use super::super::channel::Channel;
 use super::*;
 
-fn streams_of(config: TcpPeersConfig, purpose: &str) -> Result<Vec<(Member, TcpStream)>, String> {
+fn streams_of(config: TcpPeersConfig, purpose: &str) -> Result<Vec<(Member, Channel)>, String> {
     let streams = Streams::begin(config, purpose).and_then(Streams::finish);
     streams.map_err(|error| error.to_string())
 }
@@ -19,12 +17,13 @@ fn each_pair_of_members_gets_a_connection_of_its_own() {
         std::thread::spawn(move || {
             let mut streams = streams_of(config, "a test").expect("connected");
             for (_, stream) in &mut streams {
-                stream.set_nonblocking(false).expect("a socket");
-                stream.write_all(&[me]).expect("sent");
+                let deadline = Instant::now() + LIMIT;
+                stream.write_all_by(&[me], deadline).expect("sent");
             }
             for (peer, stream) in &mut streams {
                 let mut said = [0];
-                stream.read_exact(&mut said).expect("received");
+                let deadline = Instant::now() + LIMIT;
+                stream.read_exact_by(&mut said, deadline).expect("received");
                 assert_eq!(said, [peer.place()]);
             }
             streams.len()

@@ -38,6 +38,8 @@ struct CoherenceBench {
     nodes: usize,
     rounds: u32,
     transactions: Vec<Transaction>,
+    /// The same under TLS, each beside the one without.
+    tls: Vec<Transaction>,
     work: Vec<Worked>,
     /// Sums of counters that were not what was added.
     wrong_sums: u32,
@@ -102,7 +104,15 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
     let work_blocks = Work::ALL.len() * 2;
     let owned = (2 * rounds + work_blocks) * count;
     let blocks = owned + FIRST_TOUCH_BLOCKS * rounds;
-    let mut nodes = Nodes::start(config.nodes, u32::try_from(blocks)?, usize::MAX)?;
+    let mut nodes = Nodes::start(config.nodes, u32::try_from(blocks)?, usize::MAX, false)?;
+    let mut secured = match config.tls {
+        true => {
+            let blocks = u32::try_from(2 * rounds * count)?;
+            Some(Nodes::start(config.nodes, blocks, usize::MAX, true)?)
+        }
+        false => None,
+    };
+    let mut under_tls: Vec<(Series, Series)> = KINDS.iter().map(|_| Default::default()).collect();
     let Answer::Listening(far) = nodes.ask(1, &Command::FloorServe)? else {
         bail!("node 1 serves no floor");
     };
@@ -136,30 +146,29 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         for ((ours, _), times) in series.iter_mut().zip(&measured) {
             ours.add(times);
         }
+        if let Some(secured) = &mut secured {
+            let under = transactions(secured, round)?;
+            for ((series, under), plain) in under_tls.iter_mut().zip(&under).zip(&measured) {
+                series.0.add(under);
+                series.1.add(plain);
+            }
+        }
         progress.step();
     }
     drop(progress);
     let names = KINDS.iter().map(|(name, _)| *name);
     let names = names.chain(["first touch, block of its own"]);
     let all = series.iter().chain([&first]);
-    let transactions = names.zip(all).map(|(name, (ours, floor))| {
-        let ratio = |of: fn(&Summary) -> std::time::Duration| {
-            let rounds = ours.rounds.iter().zip(&floor.rounds);
-            median(
-                rounds
-                    .map(|(ours, floor)| micros(of(ours)) / micros(of(floor)))
-                    .collect(),
-            )
-        };
-        Transaction {
-            name,
-            latency_us: percentiles(&ours.all.summary()),
-            floor_us: percentiles(&floor.all.summary()),
-            ratio_p50: ratio(|summary| summary.p50),
-            ratio_p99: ratio(|summary| summary.p99),
-        }
-    });
+    let transactions = names.zip(all).map(|(name, series)| compared(name, series));
     let transactions = transactions.collect();
+    let tls = match secured {
+        Some(_) => {
+            let all = KINDS.iter().zip(&under_tls);
+            all.map(|((name, _), series)| compared(name, series))
+                .collect()
+        }
+        None => Vec::new(),
+    };
     let milliseconds = u64::from(config.seconds) * 1000 / (2 * Work::ALL.len() as u64);
     let mut work = Vec::new();
     for (place, what) in Work::ALL.into_iter().enumerate() {
@@ -173,9 +182,29 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         nodes: count,
         rounds: ROUNDS,
         transactions,
+        tls,
         work,
         wrong_sums: u32::try_from(wrong_sums)?,
     })
+}
+
+/// Compares a series with its floor.
+fn compared(name: &'static str, (ours, floor): &(Series, Series)) -> Transaction {
+    let ratio = |of: fn(&Summary) -> std::time::Duration| {
+        let rounds = ours.rounds.iter().zip(&floor.rounds);
+        median(
+            rounds
+                .map(|(ours, floor)| micros(of(ours)) / micros(of(floor)))
+                .collect(),
+        )
+    };
+    Transaction {
+        name,
+        latency_us: percentiles(&ours.all.summary()),
+        floor_us: percentiles(&floor.all.summary()),
+        ratio_p50: ratio(|summary| summary.p50),
+        ratio_p99: ratio(|summary| summary.p99),
+    }
 }
 
 fn times(answer: Answer) -> Result<Histogram> {
@@ -290,22 +319,16 @@ const fn name(what: Work) -> &'static str {
     }
 }
 
-fn table(result: &CoherenceBench) -> String {
-    let mut text = String::new();
-    let host = &result.host;
+/// Writes rows with their floors below a header.
+fn rows(text: &mut String, [name, floor]: [&str; 2], rows: &[Transaction]) {
+    let [p50, p99] = ["p50", "p99"].map(|part| format!("{floor} {part}"));
     // Writing to a string does not fail.
-    let _ = writeln!(text, "{}, Linux {}", host.cpu_model, host.kernel);
     let _ = writeln!(
         text,
-        "{} nodes, processes of this machine over TCP, {} rounds of {SAMPLES}\n",
-        result.nodes, result.rounds
+        "{name:<28}{:>9}{:>9}{p50:>11}{p99:>11}{:>9}{:>9}",
+        "p50", "p99", "p50 x", "p99 x"
     );
-    let _ = writeln!(
-        text,
-        "{:<28}{:>9}{:>9}{:>11}{:>11}{:>9}{:>9}",
-        "us", "p50", "p99", "floor p50", "floor p99", "p50 x", "p99 x"
-    );
-    for row in &result.transactions {
+    for row in rows {
         let _ = writeln!(
             text,
             "{:<28}{:>9.1}{:>9.1}{:>11.1}{:>11.1}{:>9.2}{:>9.2}",
@@ -317,6 +340,23 @@ fn table(result: &CoherenceBench) -> String {
             row.ratio_p50,
             row.ratio_p99
         );
+    }
+}
+
+fn table(result: &CoherenceBench) -> String {
+    let mut text = String::new();
+    let host = &result.host;
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "{}, Linux {}", host.cpu_model, host.kernel);
+    let _ = writeln!(
+        text,
+        "{} nodes, processes of this machine over TCP, {} rounds of {SAMPLES}\n",
+        result.nodes, result.rounds
+    );
+    rows(&mut text, ["us", "floor"], &result.transactions);
+    if !result.tls.is_empty() {
+        text.push('\n');
+        rows(&mut text, ["us, under TLS", "plain"], &result.tls);
     }
     let _ = writeln!(
         text,

@@ -8,9 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use fabric_coherence::{Member, Members};
+use fabric_identity::Fingerprint;
+use fabric_identity::pinned::PinnedIdentity;
 use fabric_peers::tcp::{Secret, TcpPeers, TcpPeersConfig};
 use fabric_sharing::{Config, SharedMemory};
 use memory_fabric::NodeId;
+use memory_fabric::compute::TlsSecurity;
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::PAGE_SIZE;
 use ssi_hv::exit::ExitCode;
@@ -39,7 +42,21 @@ fn run() -> Result<()> {
     let setup: Setup = hear(&mut input)?;
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     say(&mut output, &Answer::Listening(listener.local_addr()?))?;
-    let Command::Connect(addresses) = hear(&mut input)? else {
+    let identity = match setup.tls {
+        true => {
+            let subject = format!("spiffe://bench/ssi-hv/node/{}", setup.me).parse()?;
+            let identity = PinnedIdentity::generate(&subject)?;
+            let certificate = identity.fingerprint().bytes();
+            say(&mut output, &Answer::Certificate(certificate))?;
+            Some(identity)
+        }
+        false => None,
+    };
+    let Command::Connect {
+        addresses,
+        certificates,
+    } = hear(&mut input)?
+    else {
         bail!("the first command has to be the addresses of the nodes");
     };
     let ids: Vec<_> = (0..setup.nodes).map(NodeId).collect();
@@ -50,6 +67,10 @@ fn run() -> Result<()> {
     let pages = u32::try_from(memory.bytes() / PAGE_SIZE)?;
     let mut connect = TcpPeersConfig::new(me, members, addresses, listener, pages);
     connect.secret = Secret(setup.secret);
+    if let Some(identity) = &identity {
+        let table = certificates.into_iter().map(Fingerprint::from).collect();
+        connect.security = Some(TlsSecurity::shared(identity, setup.me, table)?);
+    }
     let peers = TcpPeers::connect(connect)?;
     config.local_pages = setup.local_pages;
     let failed = Box::new(move |failure: fabric_sharing::Failure, _| {
@@ -62,7 +83,7 @@ fn run() -> Result<()> {
     say(&mut output, &Answer::Done)?;
     loop {
         let answer = match hear(&mut input)? {
-            Command::Connect(_) => bail!("the nodes are connected"),
+            Command::Connect { .. } => bail!("the nodes are connected"),
             Command::Touch { pages, write } => Answer::Times(touch(&view, pages, write)?),
             Command::Sum(pages) => {
                 let words = (0..WORDS).flat_map(|word| pages.iter().map(move |page| (page, word)));

@@ -22,13 +22,13 @@ struct Node {
 pub(super) struct Nodes(Vec<Node>);
 
 impl Nodes {
-    /// Starts the processes, and connects them.
-    pub(super) fn start(nodes: u8, blocks: u32, local_pages: usize) -> Result<Self> {
+    /// Starts the processes, and connects them, under TLS if that is wanted.
+    pub(super) fn start(nodes: u8, blocks: u32, local_pages: usize, tls: bool) -> Result<Self> {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret)
             .map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
         let mut started = Self(Vec::new());
-        let mut addresses = Vec::new();
+        let (mut addresses, mut certificates) = (Vec::new(), Vec::new());
         for me in 0..nodes {
             let setup = Setup {
                 me,
@@ -36,6 +36,7 @@ impl Nodes {
                 blocks,
                 local_pages,
                 secret,
+                tls,
             };
             let mut node = Node::start()?;
             say(&mut node.input, &setup)?;
@@ -46,8 +47,17 @@ impl Nodes {
                 Answer::Listening(address) => addresses.push(address),
                 other => bail!("a node began with {other:?}"),
             }
+            if tls {
+                match node.answer()? {
+                    Answer::Certificate(certificate) => certificates.push(certificate),
+                    other => bail!("a node continued with {other:?}"),
+                }
+            }
         }
-        started.all(&Command::Connect(addresses))?;
+        started.all(&Command::Connect {
+            addresses,
+            certificates,
+        })?;
         Ok(started)
     }
 

@@ -18,6 +18,8 @@ pub(super) struct Setup {
     pub(super) local_pages: usize,
     /// Lets the nodes recognise each other.
     pub(super) secret: [u8; 32],
+    /// Whether connections are under TLS.
+    pub(super) tls: bool,
 }
 
 /// Pages `first`, `first + step`, ..., `count` of them.
@@ -78,8 +80,11 @@ impl Work {
 /// What a node is asked to do.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum Command {
-    /// Connect to the nodes at these addresses.
-    Connect(Vec<SocketAddr>),
+    /// Connect to the nodes at these addresses, which have these certificates under TLS.
+    Connect {
+        addresses: Vec<SocketAddr>,
+        certificates: Vec<[u8; 32]>,
+    },
     /// Read or write a word of each page.
     Touch { pages: Pages, write: bool },
     /// Add the counters of these pages.
@@ -118,6 +123,8 @@ pub(super) struct Counters {
 pub(super) enum Answer {
     /// It listens at this address.
     Listening(SocketAddr),
+    /// SHA-256 of its certificate, under TLS.
+    Certificate([u8; 32]),
     /// It did what was asked.
     Done,
     /// Nanoseconds of each access.
