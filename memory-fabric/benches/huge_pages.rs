@@ -3,7 +3,8 @@
 
 use fabric_homes::NodeIds;
 use memory_fabric::fabric::{
-    Compression, Fabric, FabricConfig, FabricEvent, LocalUse, SPIN_DEFAULT, Sealing, TransportKind,
+    Compression, Fabric, FabricConfig, FabricEvent, LocalUse, OnLostMemory, SPIN_DEFAULT, Sealing,
+    TransportKind,
 };
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -40,6 +41,7 @@ fn measure(round: u64, huge_pages: bool) {
         seal: Sealing::Off,
         compression: Compression::Auto,
         grace: Duration::from_secs(1),
+        on_lost_memory: OnLostMemory::End,
         prefetch: true,
         record: false,
         replay: Vec::new(),

@@ -27,9 +27,9 @@ use crate::transport::select::Selection;
 pub use crate::transport::udp::{Fingerprint, FingerprintError};
 pub use crate::transport::{Compression, PathKind, TransportKind};
 use crate::uffd::Uffd;
-pub use crate::view::{AddedSummary, NodeSummary, RdmaSummary, ReplicaSummary};
+pub use crate::view::{AddedSummary, LostSummary, NodeSummary, RdmaSummary, ReplicaSummary};
 use crate::view::{FabricView, LentBy, VmMemory};
-pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, SPIN_DEFAULT};
+pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, OnLostMemory, SPIN_DEFAULT};
 use engine::Engine;
 pub use fabric_replicas::capacity as replicated_blocks;
 pub use hotplug::{DrainError, Drains};
@@ -58,8 +58,26 @@ pub enum FabricEvent {
     Repaired,
     /// The drain of a donor has ended: it is done, or has failed.
     Drained(DrainSummary),
+    /// A donor is lost, and pages with it, which are poisoned when they are used.
+    Poisoned(LostMemory),
     /// The pager failed: faults are no longer served.
     Failed(String),
+}
+
+/// Memory that was lost with a donor.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LostMemory {
+    /// The donor.
+    pub node: NodeId,
+    /// Why it is lost.
+    pub reason: String,
+    /// Pages of which it had the only copy.
+    pub lost_pages: u64,
+    /// The other pages with their home there: their bytes are here, or they were never written.
+    /// They stay here, beyond the budget.
+    pub kept_pages: u64,
+    /// Whether it was reported as unreachable before.
+    pub was_down: bool,
 }
 
 /// Takes events. Must return soon, and must not touch guest memory.
@@ -135,7 +153,10 @@ impl Fabric {
             Sources::None
         } else {
             // Before anything is leased: without it nothing is of use.
-            drop(Uffd::new()?);
+            let uffd = Uffd::new()?;
+            if config.on_lost_memory == OnLostMemory::Poison {
+                uffd.check_poison()?;
+            }
             Sources::obtain(config, &local, guest_bytes)?
         };
         let lent = sources.lent();

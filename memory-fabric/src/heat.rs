@@ -143,7 +143,8 @@ impl BlockHeat {
         self.dirty += u32::from(dirty);
         *match kind {
             Kind::Untouched => &mut self.untouched,
-            Kind::Remote => &mut self.remote,
+            // The bytes of a lost page were only at home as well.
+            Kind::Remote | Kind::Lost => &mut self.remote,
             Kind::Fetching | Kind::Installing => &mut self.arriving,
             Kind::Resident => &mut self.resident,
             Kind::Probation | Kind::WritingBack | Kind::Dropping => &mut self.leaving,

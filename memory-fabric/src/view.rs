@@ -69,6 +69,19 @@ pub struct ReplicaSummary {
     pub out: Vec<NodeId>,
 }
 
+/// Pages that were lost with donors.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct LostSummary {
+    /// The donors.
+    pub nodes: Vec<NodeId>,
+    /// Pages of which a lost donor had the only copy.
+    pub lost_pages: u64,
+    /// How often one of them was poisoned because the guest used it.
+    pub poisoned_pages: u64,
+    /// Of the lost pages, those that the guest has freed and may use again.
+    pub recovered_pages: u64,
+}
+
 /// Memory that is added to a guest at run time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AddedSummary {
@@ -255,6 +268,23 @@ impl FabricView {
         let drain = self.vm.drain.read();
         let drain = drain.unwrap_or_else(PoisonError::into_inner);
         drain.as_ref().map(Drain::summary)
+    }
+
+    /// Returns the pages that were lost with donors.
+    #[must_use]
+    pub fn lost(&self) -> LostSummary {
+        self.pager().map_or_else(LostSummary::default, |pager| {
+            let losses = &pager.losses;
+            LostSummary {
+                nodes: losses
+                    .links()
+                    .map(|link| self.vm.nodes.node_at(link))
+                    .collect(),
+                lost_pages: losses.lost.get(),
+                poisoned_pages: losses.poisoned.get(),
+                recovered_pages: losses.recovered.get(),
+            }
+        })
     }
 
     /// Returns the state of replicated memory; `None` without replicas.

@@ -20,13 +20,15 @@ const ASSIGNED: u64 = 1 << 63;
 /// In a word: the block is about to lose its home. Until then its pages can be fetched from there,
 /// but no page is written there.
 const LEAVING: u64 = 1 << 62;
+/// In a word: the memory of the home is lost. Bytes that only it had are gone; all others stay here.
+const LOST: u64 = 1 << 61;
 /// In a word, from bit 0: the slot in the home's loan. 2^23 slots are the blocks of 16 TiB, the
 /// limit of guest memory.
 const SLOT_BITS: u32 = 23;
 /// In a word, above the slot: the id of the node.
 const NODE_SHIFT: u32 = SLOT_BITS;
 
-const _: () = assert!(1 << (NODE_SHIFT + u8::BITS) < LEAVING);
+const _: () = assert!(1 << (NODE_SHIFT + u8::BITS) < LOST);
 
 /// The node that stores a block's pages when they are not cached, and the location there.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -78,7 +80,7 @@ pub struct Extent {
 pub enum Eviction {
     /// They are written back to this home, another node.
     WriteBack(Home),
-    /// They stay: this node is the home.
+    /// They stay: this node is the home, or the home is lost.
     Keep,
     /// They are discarded: the block has no home, or is about to lose it.
     Discard,
@@ -255,7 +257,7 @@ impl HomeTable {
         let word = word.map_or(0, |word| word.load(Ordering::Acquire));
         match Home::from_word(word) {
             Some(home) if word & LEAVING == 0 => {
-                if home.node == self.local() {
+                if home.node == self.local() || word & LOST != 0 {
                     Eviction::Keep
                 } else {
                     Eviction::WriteBack(home)

@@ -26,6 +26,10 @@
 //! `Untouched`, and from any state with local bytes through `Dropping`. It stays in its queue of
 //! the evictor, from whose middle it cannot be removed; *listed* records that.
 //!
+//! A `Remote` page whose home is lost becomes `Lost`: it has no bytes. A fault on it takes it through
+//! `Installing`, in which it is poisoned, and back. When the guest frees it, the evictor takes it
+//! through `Dropping` to `Untouched`.
+//!
 //! Pages may also be prefetched (`pager::prefetch`). Such a page goes from `Fetching` directly to
 //! `Probation`, flagged *ahead*: its bytes are local, it is not mapped, so that its first touch
 //! faults, and the evictor may drop it like any other page there.
@@ -106,6 +110,23 @@ impl PageEntry {
             Kind::Untouched | Kind::Resident | Kind::Probation | Kind::WritingBack
         ));
         self.swap_if(seen, seen.with_kind(Kind::Installing))
+    }
+
+    /// For the fault thread: takes a `Lost` page to poison it. Returns false when the page is no
+    /// longer in the state `seen`.
+    #[must_use]
+    pub fn begin_poison(&self, seen: State) -> bool {
+        debug_assert_eq!(seen.kind(), Kind::Lost);
+        self.swap_if(seen, seen.only_listed(Kind::Installing))
+    }
+
+    /// For the holder of `Installing`, which has poisoned the page. Returns true when another fault
+    /// occurred in the meantime, whose thread must be woken.
+    #[must_use]
+    pub fn finish_poison(&self) -> bool {
+        let before = self.change(|seen| seen.only_listed(Kind::Lost));
+        debug_assert_eq!(before.kind(), Kind::Installing);
+        before.is_contended()
     }
 
     /// For the fault thread: takes a `Remote` page to fetch it.
@@ -231,6 +252,30 @@ impl PageEntry {
         self.swap_if(seen, seen.only_listed(Kind::Untouched))
     }
 
+    /// A `Remote` page whose home is lost has no bytes any more. Returns false when it is no longer
+    /// in the state `seen`.
+    #[must_use]
+    pub fn lose(&self, seen: State) -> bool {
+        debug_assert_eq!(seen.kind(), Kind::Remote);
+        self.swap_if(seen, seen.only_listed(Kind::Lost))
+    }
+
+    /// For the evictor: takes a `Lost` page that the guest has freed, to make it usable again.
+    /// Returns false when it is no longer in the state `seen`.
+    #[must_use]
+    pub fn begin_recovery(&self, seen: State) -> bool {
+        debug_assert_eq!(seen.kind(), Kind::Lost);
+        self.swap_if(seen, seen.only_listed(Kind::Dropping))
+    }
+
+    /// For the evictor, whose write-back will not be confirmed, because the home is lost: the page
+    /// is on probation again. Returns false when it was touched or discarded.
+    #[must_use]
+    pub fn cancel_write_back(&self) -> bool {
+        let seen = self.state();
+        seen.kind() == Kind::WritingBack && self.swap_if(seen, seen.with_kind(Kind::Probation))
+    }
+
     /// For the holder of `Installing` or `Fetching`, before the release: returns true when it must
     /// put the page into one of the evictor's places next; false when the page is in one already,
     /// and must stay there. Listed while it is held, the page cannot enter a second place, whatever
@@ -250,7 +295,8 @@ impl PageEntry {
     #[must_use]
     pub fn unlist(&self) -> bool {
         let mut seen = self.state();
-        while matches!(seen.kind(), Kind::Untouched | Kind::Remote) && seen.is_listed() {
+        while matches!(seen.kind(), Kind::Untouched | Kind::Remote | Kind::Lost) && seen.is_listed()
+        {
             if self.swap_if(seen, State(seen.0 & !LISTED)) {
                 return true;
             }

@@ -8,6 +8,7 @@
 mod end;
 mod features;
 mod number;
+mod poison;
 
 use crate::page::{PAGE_SIZE, PageBytes};
 use std::io;
@@ -30,6 +31,15 @@ pub enum UffdError {
     /// The kernel lacks a feature.
     #[error("this kernel's userfaultfd lacks {0}; Linux 5.19 is the floor, 6.4 or newer is wanted")]
     Lacks(String),
+    /// The kernel cannot poison pages.
+    #[error(
+        "the kernel of this host, Linux {release}, cannot poison lost pages, which takes 6.6 or \
+         newer; boot a newer kernel, or use --on-lost-memory end"
+    )]
+    NoPoison {
+        /// Its release.
+        release: String,
+    },
     /// A range could not be registered.
     #[error("userfaultfd did not accept {bytes} bytes of guest memory")]
     Register {
@@ -105,7 +115,7 @@ struct Copy {
     copied: i64,
 }
 
-/// `uffdio_zeropage` and `uffdio_continue` have the same shape.
+/// `uffdio_zeropage`, `uffdio_continue` and `uffdio_poison` have the same shape.
 #[repr(C)]
 struct RangeMode {
     range: Range,
@@ -194,19 +204,15 @@ impl Uffd {
     /// returns ENOENT, an older one rejects the mode with EINVAL.
     #[must_use]
     pub fn can_continue_write_protected(&self) -> bool {
+        self.finds_no_range(UFFDIO_CONTINUE, CONTINUE_MODE_WP)
+    }
+
+    /// Returns whether a call that the kernel accepts finds a range that is not registered missing.
+    fn finds_no_range(&self, request: u32, mode: u64) -> bool {
         let Ok(probe) = fabric_host::Mapping::anonymous(PAGE_SIZE) else {
             return false;
         };
-        let mut call = RangeMode {
-            range: Range {
-                start: probe.as_ptr().addr() as u64,
-                len: PAGE_SIZE as u64,
-            },
-            mode: CONTINUE_MODE_WP,
-            done: 0,
-        };
-        // SAFETY: the argument has the layout asserted above and outlives the call.
-        let result = unsafe { self.ioctl(UFFDIO_CONTINUE, &raw mut call) };
+        let result = self.call_on_page(request, probe.as_ptr(), mode);
         result.is_err_and(|error| error.raw_os_error() == Some(libc::ENOENT))
     }
 
@@ -331,11 +337,7 @@ impl Uffd {
         } else {
             0
         };
-        let result = self.while_busy(|uffd| {
-            let mut call = range_mode(page, mode);
-            // SAFETY: layout asserted above; the kernel rejects ranges that are not registered.
-            unsafe { uffd.ioctl(UFFDIO_CONTINUE, &raw mut call) }
-        });
+        let result = self.while_busy(|uffd| uffd.call_on_page(UFFDIO_CONTINUE, page, mode));
         match result {
             Ok(()) => Ok(Mapped::Now),
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(Mapped::Already),
@@ -443,6 +445,19 @@ impl Uffd {
         Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
+    /// Makes one of the calls that take a [`RangeMode`].
+    fn call_on_page(&self, request: u32, page: *mut u8, mode: u64) -> io::Result<()> {
+        let mut call = RangeMode {
+            range: range_of(page),
+            mode,
+            done: 0,
+        };
+        debug_assert_eq!(request >> 16 & 0x3fff, 32);
+        // SAFETY: `request` has the size of this structure, whose layout is asserted above; the
+        // kernel rejects ranges that are not registered.
+        unsafe { self.ioctl(request, &raw mut call) }
+    }
+
     /// # Safety
     ///
     /// `argument` must be the structure that `request` takes.
@@ -484,13 +499,5 @@ fn range_of(page: *mut u8) -> Range {
     Range {
         start: page.addr() as u64,
         len: PAGE_SIZE as u64,
-    }
-}
-
-fn range_mode(page: *mut u8, mode: u64) -> RangeMode {
-    RangeMode {
-        range: range_of(page),
-        mode,
-        done: 0,
     }
 }

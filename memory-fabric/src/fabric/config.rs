@@ -33,6 +33,16 @@ pub struct DonorAddress {
     pub bytes: Option<u64>,
 }
 
+/// The consequence of memory that is lost with a donor, because no other node has a copy.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum OnLostMemory {
+    /// The VM ends.
+    #[default]
+    End,
+    /// The lost pages are poisoned, and the VM continues without them.
+    Poison,
+}
+
 /// Configuration of a VM's memory.
 #[derive(Clone, Debug)]
 pub struct FabricConfig {
@@ -67,6 +77,8 @@ pub struct FabricConfig {
     pub compression: Compression,
     /// How long to wait for an unreachable donor.
     pub grace: Duration,
+    /// The consequence of memory that is lost with a donor.
+    pub on_lost_memory: OnLostMemory,
     /// Whether pages are prefetched when a pattern is detected.
     pub prefetch: bool,
     /// Whether to record the order of first touches; see [`Fabric::working_set`].
@@ -98,6 +110,9 @@ impl FabricConfig {
         if self.replicated && self.hotplug.is_some() {
             return Err(FabricError::ReplicasWithHotplug);
         }
+        if self.replicated && self.on_lost_memory == OnLostMemory::Poison {
+            return Err(FabricError::PoisonWithReplicas);
+        }
         if self.replicated && self.donors.len() < 2 {
             return Err(FabricError::TooFewForReplicas(self.donors.len()));
         }
@@ -126,6 +141,12 @@ pub enum FabricError {
     /// Memory that is added has one copy.
     #[error("memory that is added at run time has no replicas; start without one of the two")]
     ReplicasWithHotplug,
+    /// Both copies of a page may be lost at different times.
+    #[error(
+        "replicated memory that is lost is not poisoned; use one copy, or end the VM when memory is \
+         lost"
+    )]
+    PoisonWithReplicas,
     /// Donors lend too little for two copies.
     #[error(
         "guest memory of {guest_mib} MiB needs two copies of what exceeds local memory of \

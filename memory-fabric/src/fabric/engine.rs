@@ -19,7 +19,7 @@ use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
 use crate::pager::mailbox::{EvictorMailbox, FaultMailbox, PrefetcherMailbox};
 use crate::pager::prefetch::{FaultObserver, Prefetcher};
-use crate::pager::{Budget, Lifecycle, PagerError, Policies, Shared};
+use crate::pager::{Budget, Lifecycle, Losses, PagerError, Policies, Shared};
 use crate::policy::Tier;
 use crate::protection::{self, WriteProtection};
 use crate::uffd::Uffd;
@@ -182,6 +182,7 @@ impl Engine {
             lifecycle: Lifecycle::new(Arc::new(move |error: PagerError| {
                 failed(FabricEvent::Failed(describe(&error)));
             })),
+            losses: Losses::new(nodes.links()),
             faults,
             evictor,
             prefetcher,

@@ -5,6 +5,7 @@ mod drain;
 mod events;
 mod join;
 mod leave;
+mod loss;
 mod transports;
 
 use super::adapt::Change;
@@ -175,7 +176,7 @@ impl Hotplug {
             leaving: Vec::new(),
             news: None,
         };
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             pages,
             requested_blocks,
             shared,
@@ -191,7 +192,9 @@ impl Hotplug {
             drain,
             next_slots: Mutex::default(),
             state: Mutex::new(state),
-        }))
+        });
+        inner.survive_losses();
+        Self(inner)
     }
 
     /// Returns what drains donors.

@@ -101,6 +101,9 @@ impl AheadQueue {
         // queue.
         Some(if entry.unlist() {
             Oldest::Gone
+        } else if shared.homes.is_lost(page) {
+            // The home has no copy any more, so the page stays.
+            Oldest::Touched(page)
         } else if entry.begin_drop(Kind::Probation) {
             Oldest::Unused(page)
         } else {

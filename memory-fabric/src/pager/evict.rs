@@ -7,6 +7,7 @@
 
 mod discard;
 mod judge;
+mod lost;
 mod moves;
 
 use super::ahead::{AheadQueue, Oldest};
@@ -115,6 +116,9 @@ impl Evictor {
             let mut worked = self.complete()?;
             if let Some(link) = self.inbox.apply_change(&mut self.transports) {
                 self.relocation.leave(link, &shared.homes);
+                if shared.losses.is_lost(link) {
+                    self.give_up_writes(link);
+                }
                 worked = true;
             }
             worked |= self.move_blocks();
@@ -181,7 +185,9 @@ impl Evictor {
                 Some(Oldest::Unused(page)) => {
                     let to = match shared.homes.eviction_of(page) {
                         Eviction::WriteBack(_) => Kind::Remote,
-                        Eviction::Keep | Eviction::Discard => Kind::Untouched,
+                        // Its home was lost after the page was taken.
+                        Eviction::Keep => Kind::Remote,
+                        Eviction::Discard => Kind::Untouched,
                     };
                     self.drop_along(page, to, true)?;
                     shared.stats.evictions_clean.increment();
@@ -296,7 +302,10 @@ impl Evictor {
     }
 
     fn written(&mut self, page: PageIndex) -> Result<(), PagerError> {
-        if self.shared.map.entry(page).begin_drop(Kind::WritingBack) {
+        if self.shared.homes.is_lost(page) {
+            self.take_back(page);
+            Ok(())
+        } else if self.shared.map.entry(page).begin_drop(Kind::WritingBack) {
             self.drop_page(page, Kind::Remote)
         } else {
             self.rescued(page);

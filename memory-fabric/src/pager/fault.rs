@@ -3,6 +3,7 @@
 //! It never waits for a single event: one loop polls for faults, completions and free memory, so
 //! that faults of many vCPUs are served concurrently.
 
+mod elsewhere;
 mod zero;
 
 use super::ahead::{map_held, take_chain};
@@ -164,28 +165,6 @@ impl FaultThread {
         }
     }
 
-    /// Serves the faults whose requests to a donor are not answered any more, because its transport
-    /// was removed: their pages have other homes by now.
-    fn serve_elsewhere(&mut self, donor: usize) {
-        for ticket in 0..self.fetches.len() {
-            let Some(fetch) = self.fetches[ticket].take_if(|fetch| fetch.donor == donor) else {
-                continue;
-            };
-            self.free_tickets
-                .push(u32::try_from(ticket).expect("a few donors"));
-            // All its waiters are woken when the page is mapped.
-            let _ = self.shared.map.entry(fetch.page).abandon_fetch();
-            self.uncharge();
-            self.deferred.push_back(Pending {
-                page: fetch.page,
-                write: fetch.write,
-                write_protected: false,
-                thread: 0,
-                read_at: fetch.read_at,
-            });
-        }
-    }
-
     /// Whether the stopping thread may end: each fault is served, or it is late.
     fn may_end(&self) -> bool {
         let lifecycle = &self.shared.lifecycle;
@@ -281,6 +260,15 @@ impl FaultThread {
                         return Ok(Served::Yes);
                     }
                     self.uncharge();
+                }
+                Kind::Remote if shared.homes.is_lost(pending.page) => {
+                    shared.losses.lose(&shared.map, pending.page, seen);
+                }
+                Kind::Lost => {
+                    if entry.begin_poison(seen) {
+                        self.poison(pending.page)?;
+                        return Ok(Served::Yes);
+                    }
                 }
                 Kind::Remote => {
                     if !self.charge() {

@@ -9,6 +9,7 @@ pub(crate) mod fault;
 pub(crate) mod forecast;
 mod found;
 mod lifecycle;
+pub(crate) mod losses;
 pub(crate) mod mailbox;
 mod policies;
 pub(crate) mod prefetch;
@@ -34,6 +35,7 @@ use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
 pub(crate) use budget::Budget;
 pub(crate) use lifecycle::{DRAIN_TIME_MAX, Lifecycle};
+pub(crate) use losses::Losses;
 use mailbox::{Arrival, EvictorMailbox, FaultMailbox, Port, PrefetcherMailbox};
 pub(crate) use policies::Policies;
 use std::sync::Arc;
@@ -90,6 +92,8 @@ pub(crate) struct Shared {
     /// How long a thread polls for work before it sleeps.
     pub spin: Duration,
     pub lifecycle: Lifecycle,
+    /// Lost donors, and pages that were lost with them.
+    pub losses: Losses,
     pub faults: FaultMailbox,
     pub evictor: EvictorMailbox,
     pub prefetcher: PrefetcherMailbox,

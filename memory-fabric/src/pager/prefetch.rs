@@ -345,7 +345,7 @@ impl Prefetcher {
         let shared = &self.shared;
         let entry = shared.map.entry(page);
         let seen = entry.state();
-        if seen.kind() != Kind::Remote {
+        if seen.kind() != Kind::Remote || shared.homes.is_lost(page) {
             return Taken::NotRemote;
         }
         let Some(low) = shared.budget.charge_ahead(1) else {

@@ -49,6 +49,7 @@ pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<
         continue_write_protected: true,
         spin: Duration::ZERO,
         lifecycle: Lifecycle::new(Arc::new(|error| panic!("{error}"))),
+        losses: super::Losses::new(donors),
         faults,
         evictor,
         prefetcher,

@@ -5,9 +5,10 @@ use fabric_transport::rdma::DeviceChoice;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricError, FabricEvent, FabricObserver,
-    LocalUse, Sealing, TransportKind,
+    LocalUse, OnLostMemory, Sealing, TransportKind,
 };
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -133,6 +134,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         seal: Sealing::Off,
         compression: Compression::Auto,
         grace: Duration::from_secs(10),
+        on_lost_memory: OnLostMemory::End,
         prefetch: true,
         record: false,
         replay: Vec::new(),
@@ -211,6 +213,20 @@ impl Words {
         // SAFETY: inside the guest view, which is mapped while the fabric lives, is aligned,
         // and is only accessed by atomics.
         unsafe { &*words.add(index) }
+    }
+
+    /// Reads a page by a system call; `None` where an access of a thread would raise an error of the
+    /// memory.
+    pub fn read(&self, page: usize) -> Option<Vec<u64>> {
+        let (mut end, mut start) = std::io::pipe().expect("a pipe");
+        let words = std::ptr::from_ref(self.at(page, 0));
+        // SAFETY: a page of the guest view, as in `at`. The slice is only passed to the kernel.
+        let bytes = unsafe { std::slice::from_raw_parts(words.cast::<u8>(), PAGE_SIZE) };
+        start.write_all(bytes).ok()?;
+        let mut found = [0; PAGE_SIZE];
+        end.read_exact(&mut found).expect("what was written");
+        let (words, _) = found.as_chunks::<8>();
+        Some(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
     }
 
     pub fn pages(&self) -> usize {

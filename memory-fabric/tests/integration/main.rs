@@ -20,6 +20,7 @@ mod hostile_client;
 mod hotplug;
 mod huge_pages;
 mod links;
+mod poison;
 mod prefetch;
 mod pressure;
 mod race;

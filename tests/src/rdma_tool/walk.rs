@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use fabric_homes::{CACHE_PAGES_MIN, NodeIds};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
-    SPIN_DEFAULT, Sealing, TransportKind,
+    OnLostMemory, SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::LinkEvent;
@@ -74,6 +74,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         seal: Sealing::Off,
         compression: Compression::Off,
         grace: Duration::from_secs(30),
+        on_lost_memory: OnLostMemory::End,
         prefetch: true,
         record: false,
         replay: Vec::new(),
@@ -235,8 +236,11 @@ fn observer() -> (FabricObserver, Receiver<String>) {
                 let _ = sender.send(format!("{event:?}"));
             }
         }
-        // Its memory has one copy.
-        FabricEvent::Degraded { .. } | FabricEvent::Repaired | FabricEvent::Drained(_) => {}
+        // Its memory has one copy, and ends with it.
+        FabricEvent::Poisoned(_)
+        | FabricEvent::Degraded { .. }
+        | FabricEvent::Repaired
+        | FabricEvent::Drained(_) => {}
         FabricEvent::Failed(why) => {
             eprintln!("rdma-faults: the pager failed: {why}");
             std::process::abort();

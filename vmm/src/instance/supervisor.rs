@@ -5,8 +5,9 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use memory_fabric::fabric::{DrainState, FabricEvent, FabricObserver};
+use memory_fabric::fabric::{DrainState, FabricEvent, FabricObserver, LostMemory};
 use memory_fabric::link::LinkEvent;
+use memory_fabric::page::PAGE_SHIFT;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -20,6 +21,7 @@ use crate::host;
 use crate::logging;
 use crate::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
 use crate::report::{Report, ReportFile};
+use crate::size::ByteSize;
 use crate::status::VmState;
 
 /// Deadline of the process to end after a request: the machine's own limits, and the same again for
@@ -310,6 +312,7 @@ impl Supervisor {
                     error: Some(error),
                 });
             }
+            FabricEvent::Poisoned(lost) => self.memory_lost(&lost),
             FabricEvent::Degraded { node, reason } => self.note(format!(
                 "donor {node} is not used any more: {reason}; the guest continues with the other \
                  copies, and some memory has one copy only until it is restored"
@@ -331,6 +334,25 @@ impl Supervisor {
             }
             FabricEvent::Failed(reason) => self.memory_failed(&reason),
         }
+    }
+
+    /// Continues without pages that were lost with a donor.
+    fn memory_lost(&self, lost: &LostMemory) {
+        let size = |pages: u64| ByteSize::from_bytes(pages << PAGE_SHIFT);
+        let prospect = if lost.was_down {
+            self.donor_reachable()
+        } else {
+            "continues"
+        };
+        self.note(format!(
+            "guest memory on {} is lost: {}; {} pages ({}) of it had no other copy and are \
+             poisoned, {} stay here beyond --local-memory; the guest {prospect}",
+            lost.node,
+            lost.reason,
+            lost.lost_pages,
+            size(lost.lost_pages),
+            size(lost.kept_pages),
+        ));
     }
 
     fn donor_unreachable(&self) {

@@ -2,9 +2,24 @@
 
 use super::{BLOCK_PAGES, Home, HomeTable};
 use crate::node::NodeId;
+use fabric_pages::page::PageIndex;
 use std::sync::atomic::Ordering;
 
 impl HomeTable {
+    /// Records that the memory of a block's home is lost. The block keeps its home, from which
+    /// nothing is fetched and to which nothing is written from now on.
+    pub fn set_lost(&self, block: u32) {
+        // Release: pairs with the Acquire of readers.
+        self.words[block as usize].fetch_or(super::LOST, Ordering::AcqRel);
+    }
+
+    /// Returns whether the memory of a page's home is lost.
+    #[must_use]
+    pub fn is_lost(&self, page: PageIndex) -> bool {
+        let word = self.words.get(Self::block_of(page) as usize);
+        word.is_some_and(|word| word.load(Ordering::Acquire) & super::LOST != 0)
+    }
+
     /// Returns the blocks of the initial memory with their home on a node, and that home.
     pub fn ram_blocks_at(&self, node: NodeId) -> impl Iterator<Item = (u32, Home)> {
         let end = self.ram_span_pages().div_ceil(u64::from(BLOCK_PAGES));

@@ -36,6 +36,8 @@ pub enum Kind {
     WritingBack = 6,
     /// The evictor is freeing the local bytes.
     Dropping = 7,
+    /// The only valid bytes were at a home whose memory is lost.
+    Lost = 8,
 }
 
 /// A state word: a [`Kind`] and flags.
@@ -61,6 +63,7 @@ impl State {
             5 => Kind::Probation,
             6 => Kind::WritingBack,
             7 => Kind::Dropping,
+            8 => Kind::Lost,
             // The word is private to this file, which stores kinds only.
             other => unreachable!("page state {other}"),
         }

@@ -4,7 +4,11 @@ use crate::fabric::{FabricEvent, FabricObserver};
 use crate::homes::NodeId;
 use crate::link::LinkEvent;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// Handles the loss of a donor: its node, why it is lost, and whether it was reported as
+/// unreachable.
+type OnLost = Box<dyn Fn(NodeId, String, bool) + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct Seen {
@@ -19,6 +23,8 @@ struct Seen {
 pub(in crate::fabric) struct BootEvents {
     observer: FabricObserver,
     seen: Arc<Mutex<Seen>>,
+    /// Where it is set, the VM survives the loss of a donor.
+    on_lost: Arc<OnceLock<OnLost>>,
 }
 
 impl BootEvents {
@@ -26,7 +32,13 @@ impl BootEvents {
         Self {
             observer: Arc::clone(observer),
             seen: Arc::default(),
+            on_lost: Arc::default(),
         }
+    }
+
+    /// Handles losses by this function instead of passing them on.
+    pub fn handle_losses(&self, handle: impl Fn(NodeId, String, bool) + Send + Sync + 'static) {
+        let _ = self.on_lost.set(Box::new(handle));
     }
 
     /// Returns the observer for the links.
@@ -45,10 +57,12 @@ impl BootEvents {
         if seen.ignored.contains(&node) {
             return;
         }
-        if let LinkEvent::Down { .. } = event {
-            seen.down.insert(node);
-        } else {
-            seen.down.remove(&node);
+        let was_down = match event {
+            LinkEvent::Down { .. } => !seen.down.insert(node),
+            _ => seen.down.remove(&node),
+        };
+        if let (LinkEvent::Lost { reason, .. }, Some(handle)) = (&event, self.on_lost.get()) {
+            return handle(node, reason.clone(), was_down);
         }
         (self.observer)(FabricEvent::Link(event));
     }

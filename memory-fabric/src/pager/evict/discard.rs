@@ -49,7 +49,7 @@ impl Discards {
 
     /// Records that a page's bytes at home are obsolete.
     fn drop_at_home(&mut self, page: PageIndex, shared: &Shared) {
-        if shared.homes.remote_home_of(page).is_none() {
+        if shared.homes.remote_home_of(page).is_none() || shared.homes.is_lost(page) {
             return;
         }
         // A run that is not contiguous at home is split when it is posted.
@@ -84,6 +84,8 @@ enum Taken {
     Forgotten,
     /// It has local bytes, which the caller must free.
     WithBytes,
+    /// Its bytes are lost; the caller must make it usable again.
+    Lost,
     /// Another thread holds it.
     Held,
 }
@@ -202,6 +204,7 @@ impl Evictor {
                 Taken::Nothing => {}
                 Taken::Held => held.push(page),
                 Taken::Forgotten => self.discards.drop_at_home(page, &shared),
+                Taken::Lost => self.recover(page)?,
                 Taken::WithBytes => {
                     run = match run {
                         Some(run) if run.end() == u64::from(page.number()) => {
@@ -217,6 +220,28 @@ impl Evictor {
             }
         }
         run.map_or(Ok(()), |run| self.free_run(run))
+    }
+
+    /// Makes a lost page that this thread holds usable again: untouched.
+    fn recover(&mut self, page: PageIndex) -> Result<(), PagerError> {
+        let shared = Arc::clone(&self.shared);
+        // Poison is in the mapping only.
+        let zapped = shared.memory.zap(page, 1);
+        zapped.map_err(|source| PagerError::Userfaultfd {
+            call: "MADV_DONTNEED",
+            page,
+            source,
+        })?;
+        let before = shared.map.entry(page).finish_drop(Kind::Untouched);
+        shared.losses.recovered.increment();
+        if before.is_contended() {
+            shared.faults.retry(page);
+        }
+        // Its bytes stay here from now on.
+        if shared.budget.grow(1) || before.is_contended() {
+            shared.faults.wake();
+        }
+        Ok(())
     }
 
     /// Frees the bytes of pages that this thread holds.
@@ -263,8 +288,9 @@ impl Evictor {
             }
             let first = rest.first;
             // Node and slots come from one read: the block may get another home concurrently.
-            let Some(home) = shared.homes.remote_home_of(first) else {
-                // Its block was unplugged in the meantime.
+            let home = shared.homes.remote_home_of(first);
+            let Some(home) = home.filter(|_| !shared.homes.is_lost(first)) else {
+                // Its block was unplugged in the meantime, or its home was lost.
                 let left = BLOCK_PAGES - first.number() % BLOCK_PAGES;
                 self.discards.resume_with(rest.split_at(left).1);
                 continue;
@@ -310,6 +336,11 @@ fn take(shared: &Shared, page: PageIndex) -> Taken {
             Kind::Resident | Kind::Probation | Kind::WritingBack => {
                 if entry.begin_discard(seen) {
                     return Taken::WithBytes;
+                }
+            }
+            Kind::Lost => {
+                if entry.begin_recovery(seen) {
+                    return Taken::Lost;
                 }
             }
             Kind::Fetching | Kind::Installing | Kind::Dropping => return Taken::Held,

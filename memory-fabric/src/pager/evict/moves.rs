@@ -23,7 +23,7 @@ impl Pages for View<'_> {
     fn at_home(&self, page: PageIndex) -> AtHome {
         let seen = self.map.entry(page).state();
         match seen.kind() {
-            Kind::Untouched => AtHome::No,
+            Kind::Untouched | Kind::Lost => AtHome::No,
             // A page that was fetched or sent has a fingerprint, or is clean. Without a slot for
             // its fingerprint it is written back in any case once it is dirty.
             Kind::Resident | Kind::Probation | Kind::WritingBack
@@ -50,6 +50,9 @@ impl Evictor {
         }
         if let Some(order) = self.inbox.next_moves() {
             self.relocation.take(order);
+            for link in shared.losses.links() {
+                self.relocation.leave(link, &shared.homes);
+            }
         }
         let pages = View {
             writing: &self.writing,

@@ -25,10 +25,13 @@ impl Target {
     }
 
     /// Returns `None` when there is nothing to fetch: the first page has its home here or nowhere,
-    /// or is not guest memory.
+    /// its home is lost, or it is not guest memory.
     pub(super) fn of(shared: &Shared, order: Order) -> Option<Self> {
         let page = PageIndex::new(order.first);
         let home = shared.homes.remote_home_of(page)?;
+        if shared.homes.is_lost(page) {
+            return None;
+        }
         let donor = shared.homes.link_to_home(home);
         let policy = shared.policies.of(donor);
         let most = if order.stride == 1 {

@@ -10,8 +10,8 @@ use fabric_transport::stream::Carrier;
 use memory_fabric::NodeIds;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, SPIN_DEFAULT,
-    Sealing, TransportKind,
+    DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, OnLostMemory,
+    SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -185,8 +185,9 @@ pub(super) fn start_fabric(
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
                 format!("the donor at {node} is lost: {reason}")
             }
-            // No replicas here.
+            // No replicas here, and no memory that may be lost.
             FabricEvent::Link(_)
+            | FabricEvent::Poisoned(_)
             | FabricEvent::Degraded { .. }
             | FabricEvent::Repaired
             | FabricEvent::Drained(_) => return,
@@ -224,6 +225,7 @@ pub(super) fn start_fabric(
             seal: Sealing::Off,
             compression: config.compression,
             grace: Duration::from_secs(5),
+            on_lost_memory: OnLostMemory::End,
             prefetch: true,
             record: false,
             replay: Vec::new(),

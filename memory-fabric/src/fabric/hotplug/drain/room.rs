@@ -32,7 +32,7 @@ impl Inner {
     pub(super) fn is_lender(&self, state: &State, link: usize) -> bool {
         match link.checked_sub(self.shared.nodes.fixed()) {
             Some(joiner) => state.joiners[joiner].links.is_some() && !state.joiners[joiner].lost,
-            None => self.leases.has(link),
+            None => self.leases.has(link) && !self.shared.losses.is_lost(link),
         }
     }
 

@@ -1,0 +1,112 @@
+//! Donors that are lost for good, and the pages that are lost with them.
+//!
+//! When a donor is lost, each block with its home there is marked in the home table: nothing is
+//! fetched from there or written to it any more, and pages of the block with local bytes stay here.
+//! Then its transports are removed from the pager's threads, which give up outstanding requests.
+//! Last, [`sweep`] marks the pages whose bytes were only there as lost. A page that another thread
+//! held all the time is marked by the fault thread when it is touched.
+//!
+//! A lost page is poisoned when it is first touched: from then on the kernel reports each access as
+//! an error of the memory.
+
+use super::Shared;
+use crate::page::PageIndex;
+use crate::page_map::{Kind, PageMap, State};
+use crate::stats::Counter;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long [`sweep`] waits for pages that other threads hold. They hold a page for microseconds,
+/// once they have given up its request.
+const HELD_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Lost donors, and the number of pages that were lost.
+#[derive(Debug)]
+pub(crate) struct Losses {
+    /// For each link, whether its donor is lost.
+    links: Box<[AtomicBool]>,
+    /// Pages that became lost.
+    pub lost: Counter,
+    /// Of these, pages that were poisoned because the guest used them, each time.
+    pub poisoned: Counter,
+    /// Lost pages that the guest has freed, which are usable again.
+    pub recovered: Counter,
+}
+
+impl Losses {
+    pub fn new(links: usize) -> Self {
+        Self {
+            links: (0..links).map(|_| AtomicBool::new(false)).collect(),
+            lost: Counter::default(),
+            poisoned: Counter::default(),
+            recovered: Counter::default(),
+        }
+    }
+
+    /// Records that the donor of a link is lost.
+    pub fn set_lost(&self, link: usize) {
+        // Release: pairs with the Acquire below; the homes are marked after it.
+        self.links[link].store(true, Ordering::Release);
+    }
+
+    /// Returns whether the donor of a link is lost.
+    pub fn is_lost(&self, link: usize) -> bool {
+        self.links
+            .get(link)
+            .is_some_and(|lost| lost.load(Ordering::Acquire))
+    }
+
+    /// Returns the links of lost donors.
+    pub fn links(&self) -> impl Iterator<Item = usize> {
+        (0..self.links.len()).filter(|&link| self.is_lost(link))
+    }
+
+    /// Marks a remote page as lost, unless it is no longer in the state `seen`.
+    pub fn lose(&self, map: &PageMap, page: PageIndex, seen: State) {
+        if map.entry(page).lose(seen) {
+            self.lost.increment();
+        }
+    }
+}
+
+/// What a [`sweep`] found.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Swept {
+    /// Pages of the blocks that are lost.
+    pub lost: u64,
+    /// All others.
+    pub kept: u64,
+}
+
+/// Marks the remote pages of these blocks, whose home is lost, as lost.
+pub(crate) fn sweep(shared: &Shared, blocks: &[u32]) -> Swept {
+    let deadline = Instant::now() + HELD_TIME_MAX;
+    let mut swept = Swept::default();
+    for &block in blocks {
+        for page in shared.homes.pages_of(block).iter() {
+            match settle(shared, page, deadline) {
+                Some(Kind::Lost) => swept.lost += 1,
+                Some(_) => swept.kept += 1,
+                None => {}
+            }
+        }
+    }
+    swept
+}
+
+/// Marks a page as lost if its bytes are nowhere; returns its kind, or `None` when its block has
+/// moved to another donor in the meantime.
+fn settle(shared: &Shared, page: PageIndex, deadline: Instant) -> Option<Kind> {
+    let entry = shared.map.entry(page);
+    loop {
+        let seen = entry.state();
+        match seen.kind() {
+            _ if !shared.homes.is_lost(page) => return None,
+            Kind::Remote => shared.losses.lose(&shared.map, page, seen),
+            Kind::Fetching | Kind::Installing | Kind::Dropping if Instant::now() < deadline => {
+                std::thread::yield_now();
+            }
+            kind => return Some(kind),
+        }
+    }
+}
