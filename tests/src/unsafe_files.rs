@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// Highest number of files with unsafe code: enough for the boundaries below, and for no other.
-const FILES_MAX: usize = 26;
+const FILES_MAX: usize = 27;
 
 /// The files with unsafe code, and for what. Each is the boundary to an interface that has no safe
 /// form, and offers safe calls to the rest.
@@ -73,6 +73,10 @@ const ALLOWED: &[(&str, &str)] = &[
     (
         "vmm/machine/src/lifecycle/kick.rs",
         "signals, POSIX timers, immediate_exit",
+    ),
+    (
+        "vmm/machine/src/memory_errors.rs",
+        "SIGBUS, and a read that may raise it",
     ),
     (
         "vmm/machine/src/vcpu/affinity.rs",

@@ -63,6 +63,8 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
         let error = error.into();
         let code = if is_usage(&error) {
             ExitCode::Usage
+        } else if matches!(error.downcast_ref(), Some(MachineError::LostPageUsed)) {
+            ExitCode::DonorLost
         } else {
             ExitCode::HostError
         };
@@ -104,5 +106,11 @@ mod tests {
         assert_eq!(code(unknown), ExitCode::Usage);
         // A device may appear later.
         assert_eq!(code(RdmaError::NoDevice), ExitCode::HostError);
+    }
+
+    #[test]
+    fn a_device_that_needs_a_lost_page_ends_the_run_as_the_loss_does() {
+        let code = Failure::from(MachineError::LostPageUsed).code();
+        assert_eq!(code, ExitCode::DonorLost);
     }
 }

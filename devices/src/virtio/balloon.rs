@@ -9,7 +9,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use super::{BrokenRing, Chain, Ring, VirtioDevice, read_bytes_of};
+use super::{BrokenRing, Chain, Ring, VirtioDevice, lost, read_bytes_of};
 
 /// Bytes of a balloon page, independent of the guest's page size (section 5.5.6).
 const PAGE_BYTES: u64 = 4096;
@@ -107,6 +107,10 @@ impl Balloon {
             let count = usize::try_from(descriptor.len() / 4).unwrap_or(usize::MAX);
             let left = BALLOON_CHAIN_RANGES_MAX - pages.len();
             let mut numbers = vec![0_u8; count.min(left) * 4];
+            let bytes = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
+            if !lost::can_use(memory, descriptor.addr(), bytes) {
+                continue;
+            }
             if memory.read_slice(&mut numbers, descriptor.addr()).is_err() {
                 continue;
             }

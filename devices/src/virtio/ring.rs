@@ -8,6 +8,8 @@ use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::lost;
+
 /// A chain of descriptors that the driver has made available.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
 
@@ -194,9 +196,12 @@ impl fmt::Debug for Buffers<'_> {
 }
 
 impl<'a> Buffers<'a> {
-    /// Both runs of a chain; `None` when a part is outside the guest's memory. Bounded: a chain has
-    /// at most the descriptors of its ring or indirect table, 65535, and less than 4 GiB.
+    /// Both runs of a chain; `None` when a part is outside the guest's memory, or lost. Bounded: a
+    /// chain has at most the descriptors of its ring or indirect table, 65535, and less than 4 GiB.
     pub fn of(chain: &Chain<'a>, memory: &'a GuestMemoryMmap) -> Option<Self> {
+        if !lost::can_use_all(chain, memory) {
+            return None;
+        }
         Some(Self {
             from_driver: chain.clone().reader(memory).ok()?,
             to_driver: chain.clone().writer(memory).ok()?,

@@ -2,8 +2,8 @@
 
 use crate::report::{
     Boot, Coherence, DrainState, DrainUsed, FaultKind, Faults, Guest, HotPage, HotPageNode,
-    MemoryUsed, Node, NodeState, PathUsed, Percentiles, Prefetch, RateLimited, ReplicasUsed, Role,
-    SealingUsed, Stages, Traffic, TrafficClass, Transfers, TransportUsed,
+    LostUsed, MemoryUsed, Node, NodeState, PathUsed, Percentiles, Prefetch, RateLimited,
+    ReplicasUsed, Role, SealingUsed, Stages, Traffic, TrafficClass, Transfers, TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -197,6 +197,14 @@ pub fn status() -> VmStatus {
             }),
             // Nor is such memory drained.
             drain: None,
+            lost: Some(LostUsed {
+                nodes: vec![2],
+                pages: 32,
+                bytes: 32 << 12,
+                poisoned: 31,
+                recovered: 3,
+                machine_checks: 14,
+            }),
         },
         nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],
         vcpus: Vec::new(),

@@ -52,6 +52,20 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
+    /// A guest could not survive the loss of memory.
+    #[error(
+        "kvm on this host lacks {what}, which a guest needs to survive the loss of memory; use \
+         --on-lost-memory end, or a newer Linux kernel"
+    )]
+    MachineCheck {
+        /// What it lacks.
+        what: &'static str,
+    },
+    /// A device was in the middle of an access to a page when the page was lost, or its rings are.
+    #[error(
+        "a device used a page that was lost with a donor, in the middle of a request or in its rings"
+    )]
+    LostPageUsed,
     /// KVM refused a range of guest memory.
     #[error("kvm cannot map the {bytes} bytes of guest memory at {address:#x}")]
     MapMemory {

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{
     KVM_API_VERSION, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET,
-    KVMIO, kvm_device_attr, kvm_interrupt, kvm_run, kvm_userspace_memory_region,
+    KVMIO, Msrs, kvm_device_attr, kvm_interrupt, kvm_msr_entry, kvm_run,
+    kvm_userspace_memory_region, kvm_x86_mce,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
-use vmm_sys_util::ioctl::ioctl_with_ref;
-use vmm_sys_util::ioctl_iow_nr;
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
+use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};
 
 use crate::error::MachineError;
 use crate::layout;
@@ -92,6 +93,9 @@ pub(crate) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Mach
 }
 
 ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
+ioctl_ior_nr!(KVM_X86_GET_MCE_CAP_SUPPORTED, KVMIO, 0x9d, u64);
+ioctl_iow_nr!(KVM_X86_SETUP_MCE, KVMIO, 0x9c, u64);
+ioctl_iow_nr!(KVM_X86_SET_MCE, KVMIO, 0x9e, kvm_x86_mce);
 ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
 ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 
@@ -103,6 +107,53 @@ pub(crate) fn interrupt(vcpu: &VcpuFd, vector: u8) -> io::Result<()> {
     match unsafe { ioctl_with_ref(vcpu, KVM_INTERRUPT(), &interrupt) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Returns which machine checks KVM delivers: the value of MCG_CAP with everything.
+pub(crate) fn machine_check_capabilities(kvm: &Kvm) -> io::Result<u64> {
+    let mut capabilities = 0;
+    // SAFETY: the descriptor is that of KVM, which writes a u64, which lives through the call.
+    match unsafe { ioctl_with_mut_ref(kvm, KVM_X86_GET_MCE_CAP_SUPPORTED(), &mut capabilities) } {
+        0 => Ok(capabilities),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets a vCPU's MCG_CAP.
+pub(crate) fn set_up_machine_checks(vcpu: &VcpuFd, capabilities: u64) -> io::Result<()> {
+    // SAFETY: the descriptor is that of a vCPU; the kernel reads a u64, which lives through the
+    // call.
+    match unsafe { ioctl_with_ref(vcpu, KVM_X86_SETUP_MCE(), &capabilities) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Queues a machine check, which the vCPU takes when it enters the guest.
+pub(crate) fn machine_check(vcpu: &VcpuFd, error: &kvm_x86_mce) -> io::Result<()> {
+    // SAFETY: the descriptor is that of a vCPU; the kernel reads one `kvm_x86_mce`, which lives
+    // through the call.
+    match unsafe { ioctl_with_ref(vcpu, KVM_X86_SET_MCE(), error) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets a model-specific register of a vCPU.
+pub(crate) fn set_register(vcpu: &VcpuFd, index: u32, data: u64) -> io::Result<()> {
+    let entry = kvm_msr_entry {
+        index,
+        data,
+        ..Default::default()
+    };
+    let registers = Msrs::from_entries(&[entry]);
+    let registers = registers.map_err(|error| io::Error::other(format!("{error:?}")))?;
+    match vcpu.set_msrs(&registers) {
+        Ok(1) => Ok(()),
+        // KVM sets those before the first that it refuses.
+        Ok(_) => Err(io::ErrorKind::Unsupported.into()),
+        Err(error) => Err(error.into()),
     }
 }
 

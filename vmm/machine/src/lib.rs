@@ -25,6 +25,7 @@
 //!     dedicated_cpus: false,
 //!     irqchip: Irqchip::Kernel,
 //!     hotplug_bytes: 0,
+//!     survives_lost_memory: false,
 //!     devices: Vec::new(),
 //!     numa: Vec::new(),
 //! };
@@ -70,6 +71,7 @@ mod lifecycle;
 mod limits;
 mod machine;
 mod memory;
+mod memory_errors;
 mod nodes;
 mod outcome;
 mod paging;

@@ -28,11 +28,13 @@ use crate::lifecycle::ending;
 use crate::lifecycle::handle::MachineHandle;
 use crate::lifecycle::shared::Shared;
 use crate::limits::{CONSOLE_DRAIN_TIME_MAX, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MAX};
+use crate::memory_errors::MemoryErrors;
 use crate::nodes::primary::Primary;
 use crate::nodes::seats::{Maker, Seats};
 use crate::nodes::{Connections, NodesConfig};
 use crate::outcome::Outcome;
 use crate::ports::{port_bus, serial_port};
+use crate::vcpu::machine_check::MachineCheck;
 use crate::vcpu::model::CpuModel;
 use crate::vcpu::state::{HostFacts, MsrNames};
 use crate::vcpu::{Vcpu, cpuid, regs, tsc};
@@ -162,12 +164,21 @@ impl Machine {
         virtio.connect(&vm, &interrupts, &mut mmio)?;
         interrupts.add_devices(&mut ports, &mut mmio)?;
 
+        let machine_check = config
+            .survives_lost_memory
+            .then(|| MachineCheck::of(&kvm, supported.as_slice()));
+        let machine_check = machine_check.transpose()?;
+        let memory_errors = machine_check.map(|_| MemoryErrors::handle(&memory));
+        let memory_errors = memory_errors
+            .transpose()
+            .map_err(MachineError::host("handle memory errors"))?;
         let model = CpuModel {
             supported: supported.as_slice().to_vec(),
             cpus: config.cpus,
             emulated: is_emulated(),
             nodes: nodes.as_ref().map(Arc::clone),
             halts_in_guest: config.dedicated_cpus,
+            machine_check,
         };
         let seats = nodes.as_ref().map(|nodes| -> Result<_, MachineError> {
             let maker = Maker {
@@ -200,7 +211,8 @@ impl Machine {
             control,
             transports: virtio.transports(),
             _vm: vm,
-            _memory: memory,
+            memory,
+            memory_errors,
         });
         let nodes = connections.zip(seats).map(|(connections, seats)| {
             let start = model.start(seats.clock(), size.total, config.hotplug_bytes);
@@ -333,7 +345,9 @@ struct EndWatcher {
 
 impl MutEventSubscriber for EndWatcher {
     fn init(&mut self, ops: &mut EventOps) {
-        for fd in [self.shared.events.event_fd(), self.shared.control.wake_fd()] {
+        let stuck = self.shared.memory_errors.as_ref().map(MemoryErrors::stuck);
+        let watched = [self.shared.events.event_fd(), self.shared.control.wake_fd()];
+        for fd in watched.into_iter().chain(stuck) {
             if let Err(error) = ops.add(Events::new(fd, EventSet::IN)) {
                 let error = MachineError::EventLoop(error);
                 self.shared.control.end(Err(error));
@@ -344,6 +358,10 @@ impl MutEventSubscriber for EndWatcher {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
         if let Some(event) = self.shared.events.get() {
             self.shared.control.end(Ok(event.into()));
+        }
+        let errors = self.shared.memory_errors.as_ref();
+        if errors.is_some_and(|errors| errors.stuck().read().is_ok()) {
+            self.shared.control.end(Err(MachineError::LostPageUsed));
         }
     }
 }

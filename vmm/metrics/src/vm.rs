@@ -183,6 +183,32 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
         );
     }
     add_drain(all, memory.drain.as_ref());
+    if let Some(lost) = &memory.lost {
+        for (name, help, count) in [
+            (
+                "ssi_hv_lost_pages_total",
+                "Pages of which a lost donor had the only copy.",
+                lost.pages,
+            ),
+            (
+                "ssi_hv_poisoned_pages_total",
+                "How often a lost page was poisoned, because the guest used it.",
+                lost.poisoned,
+            ),
+            (
+                "ssi_hv_recovered_pages_total",
+                "Lost pages that the guest has freed, and may use again.",
+                lost.recovered,
+            ),
+            (
+                "ssi_hv_machine_checks_total",
+                "Machine checks that the guest got for lost pages.",
+                lost.machine_checks,
+            ),
+        ] {
+            all.counter(name, help, count);
+        }
+    }
     if let Some(sealing) = &memory.sealing {
         for (name, help, count) in [
             (

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command};
-use memory_fabric::fabric::{Compression, TransportKind};
+use memory_fabric::fabric::{Compression, OnLostMemory, TransportKind};
 use ssi_hv::config::address::{Donor, HostPort};
 use ssi_hv::config::cpu_list::CpuList;
 use ssi_hv::config::disk::DiskArg;
@@ -273,6 +273,17 @@ pub(super) struct RunArgs {
     )]
     donor_grace_seconds: u32,
 
+    /// End the VM when memory is lost with a donor, or poison the lost pages. Hidden: docs/replicas.md
+    /// says what a guest needs for it
+    #[arg(
+        long,
+        value_name = "end|poison",
+        value_parser = words::<OnLostMemory>(),
+        default_value = "end",
+        hide = true
+    )]
+    on_lost_memory: OnLostMemory,
+
     /// This VM's certificate, for named donors
     #[arg(long, value_name = "DIR", help_heading = "Where the memory is")]
     credentials: Option<PathBuf>,
@@ -386,6 +397,7 @@ impl RunArgs {
             record_working_set: self.record_working_set,
             replay_working_set: self.replay_working_set,
             donor_grace_seconds: self.donor_grace_seconds,
+            on_lost_memory: self.on_lost_memory,
             credentials: self.credentials,
             insecure: self.insecure,
             metrics: self.metrics,

@@ -1,6 +1,6 @@
 //! Settings that are one of a few words.
 
-use memory_fabric::fabric::{Compression, TransportKind};
+use memory_fabric::fabric::{Compression, OnLostMemory, TransportKind};
 use serde::de::Error as _;
 use serde::{Deserialize as _, Deserializer, Serializer};
 
@@ -162,6 +162,18 @@ impl Choice for TransportKind {
     ];
 }
 
+/// The consequence of memory that is lost with a donor.
+impl Choice for OnLostMemory {
+    const ALL: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::End, "end", "The VM ends, with exit code 5"),
+        (
+            Self::Poison,
+            "poison",
+            "The VM continues, and the guest gets a machine check when it uses a lost page",
+        ),
+    ];
+}
+
 /// Whether pages are compressed on the network.
 impl Choice for Compression {
     const ALL: &'static [(Self, &'static str, &'static str)] = &[
@@ -191,6 +203,7 @@ mod tests {
         }
         check::<TransportKind>();
         check::<Compression>();
+        check::<OnLostMemory>();
         check::<Numa>();
         check::<HugePages>();
         check::<Irqchip>();

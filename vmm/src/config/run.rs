@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use devices::virtio::MEM_BLOCK_BYTES;
 use fabric_identity::Name;
-use memory_fabric::fabric::{Compression, Fingerprint, Sealing, TransportKind};
+use memory_fabric::fabric::{Compression, Fingerprint, OnLostMemory, Sealing, TransportKind};
 use memory_fabric::rdma::Settings;
 
 use super::address::{Donor, HostPort};
@@ -122,6 +122,8 @@ pub struct RunConfig {
     pub replay_working_set: Option<PathBuf>,
     /// How long the guest stays paused for a lost donor.
     pub donor_grace: Duration,
+    /// What the loss of memory with a donor does.
+    pub on_lost_memory: OnLostMemory,
     /// The directory of its certificate.
     pub credentials: Option<PathBuf>,
     /// Whether donors may be on other hosts.
@@ -190,6 +192,7 @@ impl RunSettings {
             return Err(ValidationError::RdmaWithChecksum);
         }
         self.check_replicas()?;
+        self.check_on_lost_memory()?;
         self.check_devices()?;
         let nodes = self.resolved_nodes()?;
         let is_alone = nodes.is_empty();
@@ -237,6 +240,7 @@ impl RunSettings {
             record_working_set: self.record_working_set.clone(),
             replay_working_set: self.replay_working_set.clone(),
             donor_grace: seconds(self.donor_grace_seconds),
+            on_lost_memory: self.on_lost_memory,
             credentials: self.credentials.clone(),
             insecure: self.insecure,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
@@ -298,6 +302,20 @@ impl RunSettings {
         match given.into_iter().find(|(is_given, _)| *is_given) {
             Some((_, flag)) => Err(ValidationError::NotWithReplicas { replicas, flag }),
             None => Ok(()),
+        }
+    }
+
+    /// Pages are poisoned where this host has all vCPUs, and donors the only copies.
+    fn check_on_lost_memory(&self) -> Result<(), ValidationError> {
+        let given = [
+            (self.replicas > 1, "--replicas 2"),
+            (!self.nodes.is_empty(), "--node"),
+        ];
+        match given.into_iter().find(|(is_given, _)| *is_given) {
+            Some((_, flag)) if self.on_lost_memory == OnLostMemory::Poison => {
+                Err(ValidationError::NotWithPoison { flag })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use memory_fabric::fabric::{Compression, TransportKind};
+use memory_fabric::fabric::{Compression, OnLostMemory, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::address::{Donor, HostPort};
@@ -128,6 +128,9 @@ pub struct RunSettings {
     /// Pause this long for a lost donor
     #[serde(rename = "donor-grace")]
     pub donor_grace_seconds: u32,
+    /// What to do when memory is lost with a donor: end or poison
+    #[serde(with = "choice")]
+    pub on_lost_memory: OnLostMemory,
     /// Directory of this VM's certificate
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
@@ -189,6 +192,7 @@ impl Default for RunSettings {
             record_working_set: None,
             replay_working_set: None,
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
+            on_lost_memory: OnLostMemory::End,
             credentials: None,
             insecure: false,
             metrics: None,

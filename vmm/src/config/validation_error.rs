@@ -310,6 +310,14 @@ pub enum ValidationError {
         /// What was given beside it.
         flag: &'static str,
     },
+    /// A flag has no meaning with `--on-lost-memory poison`, or is not supported with it.
+    #[error(
+        "--on-lost-memory poison is for memory with one copy and vCPUs on one host; remove {flag}, or use --on-lost-memory end"
+    )]
+    NotWithPoison {
+        /// What was given beside it.
+        flag: &'static str,
+    },
     /// The donors are asked for less than two copies need.
     #[error(
         "the guest's {memory} is more than --local-memory {local} and the {held} of which the donors can hold two copies, on different ones, with what they are asked for; raise their memory= or --local-memory, or lower --memory"

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric_identity::{Role, SharedCredentials};
 use memory_fabric::NodeIds;
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, OnLostMemory,
-    SPIN_DEFAULT,
+    DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, SPIN_DEFAULT,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
@@ -67,7 +66,7 @@ pub fn fabric_config(
         seal: config.seal,
         compression: config.compression,
         grace: config.donor_grace,
-        on_lost_memory: OnLostMemory::End,
+        on_lost_memory: config.on_lost_memory,
         prefetch: config.prefetch,
         record: config.record_working_set.is_some(),
         replay: Vec::new(),

@@ -14,9 +14,9 @@ use super::links::path_used;
 use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
 use crate::report::{
-    Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
-    RUNNING, RateLimited, RdmaUsed, ReplicasUsed, Report, Role, SealingUsed, Stages, Traffic,
-    TrafficClass,
+    Boot, FaultKind, Faults, FreePages, HotplugUsed, LostUsed, MemoryUsed, Node, Percentiles,
+    Prefetch, RUNNING, RateLimited, RdmaUsed, ReplicasUsed, Report, Role, SealingUsed, Stages,
+    Traffic, TrafficClass,
 };
 use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmState, VmStatus, observed};
 
@@ -36,7 +36,7 @@ pub fn report(instance: &Instance, booted: &BootedVm) -> Report {
     report.guest = instance.guest.clone();
     report.boot = boot(instance, booted);
     report.transport = booted.transport.clone();
-    report.memory = memory(view, may_walk(view));
+    report.memory = memory(view, may_walk(view), booted.machine_checks());
     fill(&mut report, &view.nodes(), view);
     fill_nodes(&mut report, booted);
     report.rate_limits = rate_limits(booted);
@@ -83,7 +83,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         guest: instance.guest.clone(),
         boot: boot(instance, booted),
         transport: booted.transport.clone(),
-        memory: memory(view, count_huge),
+        memory: memory(view, count_huge, booted.machine_checks()),
         nodes,
         vcpus,
         coherence,
@@ -144,7 +144,7 @@ pub fn rate_limits(booted: &BootedVm) -> Vec<RateLimited> {
 }
 
 /// Returns the amounts of local memory by kind.
-pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
+pub fn memory(view: &FabricView, count_huge: bool, machine_checks: u64) -> MemoryUsed {
     let plan = view.plan();
     MemoryUsed {
         home_here_bytes: plan.home_here_pages << PAGE_SHIFT,
@@ -165,6 +165,7 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
             out: replicas.out.iter().map(|node| node.0.into()).collect(),
         }),
         drain: view.drain().map(|drain| used(&drain)),
+        lost: lost(view, machine_checks),
         sealing: view.nodes().iter().any(|node| node.is_sealed).then(|| {
             let stats = &view.stats().sealing;
             SealingUsed {
@@ -174,6 +175,19 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
             }
         }),
     }
+}
+
+/// Returns the pages that were lost with donors, if a donor was.
+fn lost(view: &FabricView, machine_checks: u64) -> Option<LostUsed> {
+    let lost = view.lost();
+    (!lost.nodes.is_empty()).then(|| LostUsed {
+        nodes: lost.nodes.iter().map(|node| node.0.into()).collect(),
+        pages: lost.lost_pages,
+        bytes: lost.lost_pages << PAGE_SHIFT,
+        poisoned: lost.poisoned_pages,
+        recovered: lost.recovered_pages,
+        machine_checks,
+    })
 }
 
 /// Copies the pager's counters into a report.

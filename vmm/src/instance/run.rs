@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use memory_fabric::fabric::{DonorAddress, Fabric};
+use memory_fabric::fabric::{DonorAddress, Fabric, OnLostMemory};
 
 use super::console_file::ConsoleFile;
 use super::devices::HostDevices;
@@ -296,6 +296,7 @@ impl Run<'_> {
             dedicated_cpus: config.dedicated_cpus,
             irqchip: config.irqchip,
             hotplug_bytes: config.hotplug_memory.map_or(0, ByteSize::bytes),
+            survives_lost_memory: is_poisoning(config, &fabric),
             devices: devices.devices,
             numa,
         };
@@ -358,6 +359,11 @@ impl Run<'_> {
     }
 }
 
+/// Returns whether lost pages are poisoned: where there are donors that can be lost.
+fn is_poisoning(config: &RunConfig, fabric: &Fabric) -> bool {
+    config.on_lost_memory == OnLostMemory::Poison && fabric.nodes().len() > 1
+}
+
 /// Returns the kernel parameters beside the default ones of every machine.
 fn kernel_parameters(config: &RunConfig) -> Result<String, MachineError> {
     let given = &config.kernel_parameters;
@@ -406,7 +412,7 @@ fn finish(
     report: &mut Report,
 ) -> bool {
     report.boot.to_init_ms = booted.time_to_init_ms();
-    report.memory = memory(fabric.view(), true);
+    report.memory = memory(fabric.view(), true, booted.machine_checks());
     report.transport = transport_used(&fabric);
     let stats = Arc::clone(fabric.stats());
     let view = fabric.view().clone();

@@ -168,6 +168,13 @@ impl BootedVm {
         Some(self.nodes.as_ref()?.now(machine, is_paused))
     }
 
+    /// Returns the number of machine checks that the guest got for lost memory.
+    pub fn machine_checks(&self) -> u64 {
+        self.machine
+            .get()
+            .map_or(0, |(machine, _)| machine.machine_checks())
+    }
+
     /// Returns the time from the start of the boot until the guest's init ran, in milliseconds.
     pub fn time_to_init_ms(&self) -> Option<f64> {
         let (machine, prepared) = self.machine.get()?;

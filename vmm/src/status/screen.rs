@@ -68,6 +68,15 @@ pub fn vm(status: &VmStatus) -> String {
     if let Some(replicas) = &memory.replicas {
         line(format!("copies     {}", copies(replicas)));
     }
+    if let Some(lost) = &memory.lost {
+        line(format!(
+            "lost       {} in {} pages with {} donor(s); {} machine checks",
+            size(lost.bytes),
+            lost.pages,
+            lost.nodes.len(),
+            lost.machine_checks,
+        ));
+    }
     if let Some(drain) = &memory.drain {
         line(drained(drain));
     }

@@ -38,6 +38,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
         "cache 128 MiB of 256 MiB",
         "130 MiB in memory here, 2 MiB of it in huge pages",
         "copies     degraded: 48 MiB of 192 MiB have one copy; 16 MiB restored; 1 out\n",
+        "lost       128 KiB in 32 pages with 1 donor(s); 14 machine checks\n",
         "evictions  99:",
         "4 faults waited",
         "ahead      640 pages fetched: 512 used, 32 wasted; 3 touched on their way",

@@ -299,6 +299,7 @@ checksum = true
 compression = "auto"
 prefetch = "auto"
 donor-grace = 30
+on-lost-memory = "end"
 insecure = false
 sandbox = "on"
 merge-tables = "off"

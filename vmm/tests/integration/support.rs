@@ -128,6 +128,7 @@ pub fn machine_with(
     kernel.write_all(&tiny_guests::elf(code)).unwrap();
     let config = MachineConfig {
         hotplug_bytes: 0,
+        survives_lost_memory: false,
         kernel: kernel.path().to_owned(),
         initrd: None,
         cmdline: String::new(),

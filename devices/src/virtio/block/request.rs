@@ -9,13 +9,13 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 use virtio_queue::{Reader, Writer};
-use vm_memory::{Bytes, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{
     Block, DISCARD_SECTORS_MAX, RANGES_MAX, SECTOR_BYTES, SEGMENT_BYTES_MAX, SEGMENTS_MAX,
     ZEROES_SECTORS_MAX,
 };
-use crate::virtio::{Buffers, Chain};
+use crate::virtio::{Buffers, Chain, lost};
 
 /// Limit of bytes of one read or write, from the configuration.
 const REQUEST_BYTES_MAX: u64 = SEGMENT_BYTES_MAX as u64 * SEGMENTS_MAX as u64;
@@ -279,7 +279,7 @@ fn pieces(range: Range) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// Answers a request that is partly outside the guest's memory, if its status byte is inside.
+/// Answers a request that is partly outside the guest's memory or lost, if its status byte is not.
 fn refuse_outside(chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
     let written = chain.clone().filter(|d| d.is_write_only()).last();
     let place = written.and_then(|last| {
@@ -287,8 +287,11 @@ fn refuse_outside(chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
         last.addr().0.checked_add(after)
     });
     let Some(place) = place else { return 0 };
+    if !lost::can_use(memory, GuestAddress(place), 1) {
+        return 0;
+    }
     let [status, ..] = VIRTIO_BLK_S_IOERR.to_le_bytes();
-    match memory.write_obj(status, vm_memory::GuestAddress(place)) {
+    match memory.write_obj(status, GuestAddress(place)) {
         Ok(()) => 1,
         Err(_) => 0,
     }

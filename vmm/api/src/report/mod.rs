@@ -163,6 +163,27 @@ pub struct MemoryUsed {
     /// The last donor that was drained; `null` when none was.
     #[serde(default)]
     pub drain: Option<DrainUsed>,
+    /// Pages that were lost with donors; `null` when no donor was lost.
+    #[serde(default)]
+    pub lost: Option<LostUsed>,
+}
+
+/// Pages of the guest that were lost with donors, and the guest's use of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct LostUsed {
+    /// The ids of the donors.
+    pub nodes: Vec<u32>,
+    /// Pages of which they had the only copy.
+    pub pages: u64,
+    /// The same in bytes.
+    pub bytes: u64,
+    /// How often one of them was poisoned, because it was used.
+    pub poisoned: u64,
+    /// How many of them the guest has freed, and may use again.
+    pub recovered: u64,
+    /// Machine checks that the guest got.
+    pub machine_checks: u64,
 }
 
 /// Sealed pages.

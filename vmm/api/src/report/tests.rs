@@ -94,6 +94,7 @@ fn the_fields_have_the_promised_names() {
             "replicas": null,
             "sealing": null,
             "drain": null,
+            "lost": null,
         },
         "boot": { "to_init_ms": null, "restarts": 0 },
         "transport": { "kind": "", "tier": "", "bulk": "" },

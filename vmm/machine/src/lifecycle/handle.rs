@@ -1,6 +1,7 @@
 //! Controls a running machine.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use devices::virtio::VirtioDevice;
@@ -78,6 +79,13 @@ impl MachineHandle {
     /// Returns the threads of the vCPUs of this node that run.
     pub fn vcpu_threads(&self) -> Vec<VcpuThread> {
         self.shared.vcpu_threads()
+    }
+
+    /// Returns the number of machine checks that the guest got for lost memory.
+    pub fn machine_checks(&self) -> u64 {
+        let errors = self.shared.memory_errors.as_ref();
+        // Relaxed: a number for reports.
+        errors.map_or(0, |errors| errors.machine_checks.load(Ordering::Relaxed))
     }
 
     /// Moves a vCPU to the node with this number, and waits until it runs there. Without effect if it

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use devices::virtio::{MmioTransport, VirtioDevice};
 use devices::{Bus, MachineEvents};
 use kvm_ioctls::VmFd;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::control::Control;
 use super::kick::VcpuThread;
+use crate::memory_errors::MemoryErrors;
 
 /// State that the vCPU threads share. Each holds a reference, so that the guest's memory and
 /// devices exist as long as any vCPU may access them.
@@ -22,10 +23,17 @@ pub(crate) struct Shared {
     pub transports: Vec<Arc<MmioTransport>>,
     pub _vm: Arc<VmFd>,
     /// Mapped into the VM, so it is declared after the VM: fields drop in order.
-    pub _memory: GuestMemoryMmap,
+    pub memory: GuestMemoryMmap,
+    /// The handling of lost memory, if the machine survives that.
+    pub memory_errors: Option<MemoryErrors>,
 }
 
 impl Shared {
+    /// Returns whether a guest-physical address is in the guest's memory.
+    pub fn is_memory(&self, address: u64) -> bool {
+        self.memory.address_in_range(GuestAddress(address))
+    }
+
     /// Returns the threads of the vCPUs of this node that run.
     pub fn vcpu_threads(&self) -> Vec<VcpuThread> {
         let kicks = (0..).zip(self.control.kicks());

@@ -217,6 +217,7 @@ impl Built {
                 emulated: start.emulated || is_emulated(),
                 nodes: Some(Arc::clone(&nodes)),
                 halts_in_guest: false,
+                machine_check: None,
             },
             vm: Arc::clone(&vm),
             interrupts,
@@ -248,7 +249,8 @@ impl Built {
             control,
             transports: Vec::new(),
             _vm: vm,
-            _memory: memory,
+            memory,
+            memory_errors: None,
         });
         let board = Board {
             nodes,

@@ -131,6 +131,23 @@ pub(crate) fn hide_one_kvm(entries: &mut [kvm_cpuid_entry2]) {
     }
 }
 
+/// Leaf 0x8000_0007, EBX: an overflow of a machine check's registers can be recovered from, and so
+/// can an uncorrected error that software contains (MCA overflow recovery, SUCCOR).
+const EBX_RECOVERY: u32 = 1 << 0 | 1 << 1;
+
+/// Shows a guest on AMD that it may continue after an uncorrected error of the memory.
+pub(crate) fn show_recovery(entries: &mut Vec<kvm_cpuid_entry2>) {
+    const LEAF: u32 = 0x8000_0007;
+    match entries.iter_mut().find(|entry| entry.function == LEAF) {
+        Some(entry) => entry.ebx |= EBX_RECOVERY,
+        None => entries.push(kvm_cpuid_entry2 {
+            function: LEAF,
+            ebx: EBX_RECOVERY,
+            ..Default::default()
+        }),
+    }
+}
+
 /// Returns the CPUID entries of CPU `id` (also its APIC id) of `cpus`, derived from what KVM
 /// supports.
 pub(crate) fn for_cpu(
@@ -232,7 +249,7 @@ fn share_cache(entry: &mut kvm_cpuid_entry2, cores: u32) {
 }
 
 /// Returns whether the vendor is "AuthenticAMD" or "HygonGenuine", by EBX of leaf 0.
-fn is_amd(supported: &[kvm_cpuid_entry2]) -> bool {
+pub(super) fn is_amd(supported: &[kvm_cpuid_entry2]) -> bool {
     supported.iter().any(|entry| {
         let vendor = entry.ebx.to_le_bytes();
         entry.function == 0 && (&vendor == b"Auth" || &vendor == b"Hygo")

@@ -2,6 +2,8 @@
 
 pub(crate) mod affinity;
 pub(crate) mod cpuid;
+pub(crate) mod machine_check;
+mod memory_error;
 pub(crate) mod model;
 pub(crate) mod regs;
 pub(crate) mod state;
@@ -27,9 +29,12 @@ use crate::kvm;
 use crate::lifecycle::control::Next;
 use crate::lifecycle::kick::{KickRegistration, unblock_kick_signal};
 use crate::lifecycle::shared::Shared;
+use crate::memory_errors;
 use crate::nodes::seat::Seat;
 use crate::outcome::Outcome;
 use affinity::pin_this_thread;
+use machine_check::MachineCheck;
+use memory_error::Errors;
 use state::VcpuState;
 
 /// A vCPU that is ready to run.
@@ -45,6 +50,10 @@ pub(crate) struct Vcpu {
     pub seat: Option<Arc<Seat>>,
     /// It is on another node, and its thread here waits for it.
     pub is_away: bool,
+    /// The machine checks for memory that is lost, if the machine survives that.
+    pub machine_check: Option<MachineCheck>,
+    /// Memory errors since the guest last did something else.
+    pub errors: Errors,
 }
 
 /// The consequence of an exit.
@@ -109,6 +118,8 @@ impl Vcpu {
             local,
             seat: None,
             is_away: false,
+            machine_check: None,
+            errors: Errors::default(),
         })
     }
 
@@ -155,6 +166,9 @@ impl Vcpu {
         };
         if self.local.is_some() {
             sleep_exactly();
+        }
+        if self.machine_check.is_some() {
+            memory_errors::unblock();
         }
         while self.step(shared, &kicks).is_continue() {}
     }
@@ -293,7 +307,14 @@ impl Vcpu {
 
     /// Enters the guest and handles the exit.
     fn enter(&mut self, shared: &Shared) -> Step {
-        let (mut exit, fields) = kvm::enter(&mut self.fd);
+        let ((mut exit, fields), error) = memory_errors::while_inside(|| kvm::enter(&mut self.fd));
+        if let Some(address) = error {
+            // KVM left the guest before the access, which is no exit to be handled.
+            if let Some(local) = &mut self.local {
+                local.left_guest(fields.at_exit());
+            }
+            return self.memory_error(shared, address);
+        }
         if let Some(local) = &mut self.local {
             local.left_guest(fields.at_exit());
             exit = match exit.map(|exit| local.handle(exit)) {
@@ -318,6 +339,12 @@ impl Vcpu {
                     shared.ports.read(u64::from(port), item);
                 }
                 Step::Continue
+            }
+            // A KVM without hardware takes poisoned memory for that of a device.
+            Ok(VcpuExit::MmioRead(address, _) | VcpuExit::MmioWrite(address, _))
+                if self.machine_check.is_some() && shared.is_memory(address) =>
+            {
+                self.lost_page(shared, address)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 shared.mmio.read(address, data);

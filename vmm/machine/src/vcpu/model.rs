@@ -6,6 +6,7 @@ use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VmFd;
 use ssi_hv_nodes::{CpuidEntry, Start};
 
+use super::machine_check::MachineCheck;
 use super::{Vcpu, cpuid, tsc};
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
@@ -24,6 +25,8 @@ pub(crate) struct CpuModel {
     pub nodes: Option<Arc<Nodes>>,
     /// A halted vCPU stays in the guest.
     pub halts_in_guest: bool,
+    /// The machine checks for memory that is lost, if the machine survives that.
+    pub machine_check: Option<MachineCheck>,
 }
 
 impl CpuModel {
@@ -60,9 +63,16 @@ impl CpuModel {
         if self.nodes.is_some() {
             cpuid::hide_one_kvm(&mut cpuid);
         }
+        if let Some(machine_check) = self.machine_check {
+            machine_check.show(&mut cpuid);
+        }
         let vcpu = Vcpu::create(vm, interrupts, id, &cpuid)?;
+        if let Some(machine_check) = self.machine_check {
+            machine_check.set_up(&vcpu.fd)?;
+        }
         Ok(Vcpu {
             pinned_to: pinning.get(usize::from(id)).copied(),
+            machine_check: self.machine_check,
             ..vcpu
         })
     }

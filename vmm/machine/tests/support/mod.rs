@@ -60,6 +60,7 @@ pub fn machine_config(kernel: &Path, cpus: u8, irqchip: Irqchip) -> MachineConfi
         dedicated_cpus: false,
         irqchip,
         hotplug_bytes: 0,
+        survives_lost_memory: false,
         devices: Vec::new(),
         numa: Vec::new(),
     }

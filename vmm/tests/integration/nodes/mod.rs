@@ -98,6 +98,7 @@ fn run_in_two_processes(
     kernel.write_all(&code).unwrap();
     let config = MachineConfig {
         hotplug_bytes: 0,
+        survives_lost_memory: false,
         kernel: kernel.path().to_owned(),
         initrd: None,
         cmdline: String::new(),

@@ -71,6 +71,7 @@ impl Host {
             emulated: is_emulated(),
             nodes: None,
             halts_in_guest: false,
+            machine_check: None,
         };
         let mut vcpus = model.create_vcpus(&vm, &interrupts, &[]).unwrap();
         let events = MachineEvents::new().unwrap();
@@ -92,7 +93,8 @@ impl Host {
                 control,
                 transports: Vec::new(),
                 _vm: vm,
-                _memory: memory.clone(),
+                memory: memory.clone(),
+                memory_errors: None,
             }),
         }
     }

@@ -1,0 +1,77 @@
+//! A vCPU has used memory that is lost.
+
+use std::sync::atomic::Ordering;
+
+use super::{Step, Vcpu};
+use crate::lifecycle::shared::Shared;
+use crate::memory_errors;
+
+/// Limit of machine checks for one page in succession. The guest's kernel unmaps the page at the
+/// first; one that ignores them would use the page for ever.
+const IN_SUCCESSION_MAX: u32 = 1000;
+
+/// The last memory errors of a vCPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Errors {
+    page: u64,
+    in_succession: u32,
+}
+
+impl Errors {
+    /// Counts an error; returns how many were on this page in succession.
+    fn count(&mut self, page: u64) -> u32 {
+        if self.page != page {
+            *self = Self::default();
+        }
+        self.page = page;
+        self.in_succession += 1;
+        self.in_succession
+    }
+}
+
+impl Vcpu {
+    /// Handles an error at an address of this process.
+    pub(super) fn memory_error(&mut self, shared: &Shared, address: u64) -> Step {
+        match memory_errors::guest_address(&shared.memory, address) {
+            Some(address) => self.lost_page(shared, address.0),
+            // The handler accepts no other address.
+            None => self.crash(&format!("memory error at {address:#x} of the monitor")),
+        }
+    }
+
+    /// Delivers a machine check for a guest-physical address.
+    pub(super) fn lost_page(&mut self, shared: &Shared, address: u64) -> Step {
+        let page = address & !0xfff;
+        let Some(machine_check) = self.machine_check else {
+            return self.crash(&format!("memory error at {page:#x}"));
+        };
+        if self.errors.count(page) > IN_SUCCESSION_MAX {
+            return self.crash(&format!(
+                "use of the lost page at {page:#x} again and again: the guest's kernel does not \
+                 handle machine checks, and this"
+            ));
+        }
+        if let Err(error) = machine_check.deliver(&self.fd, page) {
+            return Step::End(Err(error));
+        }
+        if let Some(errors) = &shared.memory_errors {
+            // Relaxed: a number for reports.
+            errors.machine_checks.fetch_add(1, Ordering::Relaxed);
+        }
+        Step::Continue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_on_one_page_are_in_succession() {
+        let mut errors = Errors::default();
+        assert_eq!(
+            [1, 1, 2, 1].map(|page| errors.count(page << 12)),
+            [1, 2, 1, 1]
+        );
+    }
+}
