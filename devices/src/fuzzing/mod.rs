@@ -89,8 +89,11 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
+/// The name of a target, and its body.
+pub type NamedBody = (&'static str, fn(&[u8]));
+
 /// Makes targets of names and bodies, for crates whose bodies do not depend on this one.
-pub const fn targets<const N: usize>(bodies: [(&'static str, fn(&[u8])); N]) -> [Target; N] {
+pub const fn targets<const N: usize>(bodies: [NamedBody; N]) -> [Target; N] {
     let (name, run) = bodies[0];
     let mut targets = [Target { name, run }; N];
     let mut at = 1;

@@ -21,7 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 /// Where the memory that is not here comes from.
 pub(super) enum Sources {
     None,
-    Loopback(Pool, u64),
+    Loopback(Box<Pool>, u64),
     Donors(Vec<Leased>),
 }
 
@@ -34,7 +34,10 @@ impl Sources {
     ) -> Result<Self, FabricError> {
         if config.transport == TransportKind::Loopback {
             let bytes = guest_bytes.next_multiple_of(BLOCK_BYTES);
-            return Ok(Self::Loopback(Pool::new(bytes, LOOPBACK_LEASE), bytes));
+            return Ok(Self::Loopback(
+                Box::new(Pool::new(bytes, LOOPBACK_LEASE)),
+                bytes,
+            ));
         }
         let mut leases: Vec<Leased> = Vec::new();
         let (guest_pages, local_pages) =

@@ -80,9 +80,8 @@ impl FromStr for NetArg {
 impl fmt::Display for NetArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tap={}", self.tap)?;
-        match self.mac {
-            Some(mac) => write!(f, ",mac={mac}")?,
-            None => {}
+        if let Some(mac) = self.mac {
+            write!(f, ",mac={mac}")?;
         }
         self.rate.fmt(f)
     }
