@@ -166,7 +166,7 @@ impl Machine {
 
         let machine_check = config
             .survives_lost_memory
-            .then(|| MachineCheck::of(&kvm, supported.as_slice()));
+            .then(|| MachineCheck::of(&kvm, supported.as_slice(), config.cpus));
         let machine_check = machine_check.transpose()?;
         let memory_errors = machine_check.map(|_| MemoryErrors::handle(&memory));
         let memory_errors = memory_errors

@@ -17,6 +17,7 @@ mod metrics;
 mod node;
 mod nodes;
 mod pki;
+mod poison;
 mod prometheus;
 mod replicas;
 mod running;

@@ -42,6 +42,15 @@ const FEATURE_CONTROL: u32 = 0x3a;
 const LOCKED: u64 = 1 << 0;
 const LMCE_ON: u64 = 1 << 20;
 
+/// Where a vCPU stopped that used lost memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// Before the instruction, which could be executed again.
+    Before,
+    /// In the instruction, which ends with arbitrary data.
+    Inside,
+}
+
 /// The machine checks of a machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MachineCheck {
@@ -55,22 +64,22 @@ impl MachineCheck {
     /// # Errors
     ///
     /// When a guest could not recover from it.
-    pub fn of(kvm: &Kvm, supported: &[kvm_cpuid_entry2]) -> Result<Self, MachineError> {
+    pub fn of(kvm: &Kvm, supported: &[kvm_cpuid_entry2], cpus: u8) -> Result<Self, MachineError> {
         let found = kvm::machine_check_capabilities(kvm)
             .map_err(MachineError::host("read which machine checks KVM delivers"))?;
-        Self::from_capabilities(found, cpuid::is_amd(supported))
+        Self::from_capabilities(found, cpuid::is_amd(supported), cpus)
     }
 
-    fn from_capabilities(found: u64, is_amd: bool) -> Result<Self, MachineError> {
+    fn from_capabilities(found: u64, is_amd: bool, cpus: u8) -> Result<Self, MachineError> {
         let lacks = |what| MachineError::MachineCheck { what };
         if found & SER_P == 0 {
             return Err(lacks("machine checks that a guest survives (MCG_SER_P)"));
         }
         // On Intel, the kernel expects every CPU to get a machine check that is not local.
-        if !is_amd && found & LMCE_P == 0 {
-            return Err(lacks("machine checks for one CPU (MCG_LMCE_P)"));
+        let local = if is_amd { 0 } else { found & LMCE_P };
+        if !is_amd && local == 0 && cpus > 1 {
+            return Err(lacks("machine checks for one of several CPUs (MCG_LMCE_P)"));
         }
-        let local = if is_amd { 0 } else { LMCE_P };
         Ok(Self {
             capabilities: found & CTL_P | SER_P | local | BANKS,
             is_amd,
@@ -81,7 +90,7 @@ impl MachineCheck {
     pub fn set_up(self, vcpu: &VcpuFd) -> Result<(), MachineError> {
         kvm::set_up_machine_checks(vcpu, self.capabilities)
             .map_err(MachineError::host("set up the machine checks of a vCPU"))?;
-        if self.is_amd {
+        if self.capabilities & LMCE_P == 0 {
             return Ok(());
         }
         // As firmware does: kernels use local machine checks only then.
@@ -98,22 +107,31 @@ impl MachineCheck {
     }
 
     /// Delivers the error at a guest-physical address to a vCPU.
-    pub fn deliver(self, vcpu: &VcpuFd, address: u64) -> Result<(), MachineError> {
-        kvm::machine_check(vcpu, &self.at(address))
+    pub fn deliver(
+        self,
+        vcpu: &VcpuFd,
+        address: u64,
+        stopped: Stopped,
+    ) -> Result<(), MachineError> {
+        kvm::machine_check(vcpu, &self.at(address, stopped))
             .map_err(MachineError::host("deliver a machine check to a vCPU"))
     }
 
-    fn at(self, address: u64) -> kvm_x86_mce {
-        let (of_vendor, local) = if self.is_amd {
-            (POISON, 0)
-        } else {
-            (ACTION_REQUIRED, LMCE_S)
+    fn at(self, address: u64, stopped: Stopped) -> kvm_x86_mce {
+        let restart = match stopped {
+            Stopped::Before => RIPV,
+            Stopped::Inside => 0,
+        };
+        let of_vendor = if self.is_amd { POISON } else { ACTION_REQUIRED };
+        let local = match self.capabilities & LMCE_P {
+            0 => 0,
+            _ => LMCE_S,
         };
         kvm_x86_mce {
             status: VALID | of_vendor,
             addr: address & !0xfff,
             misc: MISC,
-            mcg_status: RIPV | EIPV | MCIP | local,
+            mcg_status: restart | EIPV | MCIP | local,
             bank: BANK,
             ..Default::default()
         }
@@ -127,13 +145,14 @@ mod tests {
     #[test]
     fn what_a_guest_could_not_survive_is_refused() {
         let all = CTL_P | SER_P | LMCE_P;
-        for (found, is_amd, lacks) in [
-            (all, false, None),
-            (CTL_P | SER_P, true, None),
-            (CTL_P | SER_P, false, Some("MCG_LMCE_P")),
-            (CTL_P, true, Some("MCG_SER_P")),
+        for (found, is_amd, cpus, lacks) in [
+            (all, false, 2, None),
+            (CTL_P | SER_P, true, 2, None),
+            (CTL_P | SER_P, false, 2, Some("MCG_LMCE_P")),
+            (CTL_P | SER_P, false, 1, None),
+            (CTL_P, true, 1, Some("MCG_SER_P")),
         ] {
-            let result = MachineCheck::from_capabilities(found, is_amd);
+            let result = MachineCheck::from_capabilities(found, is_amd, cpus);
             let text = result.err().map(|error| error.to_string());
             match (text, lacks) {
                 (Some(text), Some(lacks)) => assert!(text.contains(lacks), "{text}"),
@@ -144,9 +163,12 @@ mod tests {
 
     #[test]
     fn an_error_needs_action_by_the_cpu_that_made_it() {
-        let intel = MachineCheck::from_capabilities(CTL_P | SER_P | LMCE_P, false);
-        let amd = MachineCheck::from_capabilities(CTL_P | SER_P, true);
-        let (intel, amd) = (intel.unwrap().at(0x1234_5678), amd.unwrap().at(0xfff));
+        let intel = MachineCheck::from_capabilities(CTL_P | SER_P | LMCE_P, false, 2);
+        let amd = MachineCheck::from_capabilities(CTL_P | SER_P, true, 2);
+        let (intel, amd) = (intel.unwrap(), amd.unwrap());
+        assert_eq!(amd.at(0, Stopped::Inside).mcg_status, 0x6);
+        let intel = intel.at(0x1234_5678, Stopped::Before);
+        let amd = amd.at(0xfff, Stopped::Before);
         assert_eq!((intel.addr, amd.addr), (0x1234_5000, 0));
         assert_eq!(intel.status, 0xbd80_0000_0000_0134);
         assert_eq!(amd.status, 0xbc00_0800_0000_0000);

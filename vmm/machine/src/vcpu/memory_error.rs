@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::machine_check::Stopped;
 use super::{Step, Vcpu};
 use crate::lifecycle::shared::Shared;
 use crate::memory_errors;
@@ -33,14 +34,14 @@ impl Vcpu {
     /// Handles an error at an address of this process.
     pub(super) fn memory_error(&mut self, shared: &Shared, address: u64) -> Step {
         match memory_errors::guest_address(&shared.memory, address) {
-            Some(address) => self.lost_page(shared, address.0),
+            Some(address) => self.lost_page(shared, address.0, Stopped::Before),
             // The handler accepts no other address.
             None => self.crash(&format!("memory error at {address:#x} of the monitor")),
         }
     }
 
     /// Delivers a machine check for a guest-physical address.
-    pub(super) fn lost_page(&mut self, shared: &Shared, address: u64) -> Step {
+    pub(super) fn lost_page(&mut self, shared: &Shared, address: u64, stopped: Stopped) -> Step {
         let page = address & !0xfff;
         let Some(machine_check) = self.machine_check else {
             return self.crash(&format!("memory error at {page:#x}"));
@@ -51,7 +52,7 @@ impl Vcpu {
                  handle machine checks, and this"
             ));
         }
-        if let Err(error) = machine_check.deliver(&self.fd, page) {
+        if let Err(error) = machine_check.deliver(&self.fd, page, stopped) {
             return Step::End(Err(error));
         }
         if let Some(errors) = &shared.memory_errors {

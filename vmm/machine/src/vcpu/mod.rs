@@ -33,7 +33,7 @@ use crate::memory_errors;
 use crate::nodes::seat::Seat;
 use crate::outcome::Outcome;
 use affinity::pin_this_thread;
-use machine_check::MachineCheck;
+use machine_check::{MachineCheck, Stopped};
 use memory_error::Errors;
 use state::VcpuState;
 
@@ -340,11 +340,12 @@ impl Vcpu {
                 }
                 Step::Continue
             }
-            // A KVM without hardware takes poisoned memory for that of a device.
+            // A KVM without hardware takes poisoned memory for that of a device. It completes the
+            // access before it delivers anything.
             Ok(VcpuExit::MmioRead(address, _) | VcpuExit::MmioWrite(address, _))
                 if self.machine_check.is_some() && shared.is_memory(address) =>
             {
-                self.lost_page(shared, address)
+                self.lost_page(shared, address, Stopped::Inside)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 shared.mmio.read(address, data);
