@@ -196,6 +196,21 @@ impl Channel {
         }
     }
 
+    /// Sends no more, and drops what comes until the other end has ended the connection, or `deadline`.
+    pub(super) fn drain(&mut self, deadline: Instant) {
+        // Fails when the other end has ended it before.
+        let _ = self.socket().shutdown(Shutdown::Write);
+        let mut rest = [0; 512];
+        while self
+            .read_by(&mut rest, deadline)
+            .is_ok_and(|count| count > 0)
+        {
+            if Instant::now() >= deadline {
+                return;
+            }
+        }
+    }
+
     fn wait(&self, events: PollFlags, deadline: Instant) -> io::Result<()> {
         wait(self.socket(), events, deadline)
     }

@@ -19,6 +19,9 @@ use super::hello::{
 /// Time limit of a handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long the other end may take to read why it is refused.
+const REFUSING_TIME_MAX: Duration = Duration::from_millis(500);
+
 /// The first byte of a connection under TLS: the type of a record (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 22;
 
@@ -278,4 +281,9 @@ pub(super) fn accept(
 /// Sends the other end why [`accept`] failed.
 pub(super) fn refuse(stream: &mut Channel, reason: Mismatch) {
     Opening::new(stream).refuse(reason);
+    if let Channel::Plain(_) = stream {
+        // Closing a socket with unread data, which one of the other kind sends, would reset the
+        // connection before the other end has read the reason.
+        stream.drain(Instant::now() + REFUSING_TIME_MAX);
+    }
 }
