@@ -190,6 +190,21 @@ impl<const PAGES: usize> Cache<PAGES> {
         Touch::Waiting
     }
 
+    /// Whether a page may be requested that no thread waits for: another node can have it, no request for
+    /// it is open, and half of the requests stay for threads that wait.
+    #[must_use]
+    pub fn may_ask(&self, page: PageIndex, write: bool) -> bool {
+        let is_split = matches!(self.rights(page), Some(Rights::Foreign | Rights::Split(_)));
+        let is_lacking = match self.word(page).state() {
+            State::Invalid => true,
+            State::Shared => write,
+            _ => false,
+        };
+        let used = self.pending.iter().flatten().count();
+        let has_room = used < self.pending.len() / 2;
+        is_split && is_lacking && has_room && self.find(page).is_none() && !self.is_stopped
+    }
+
     /// Handles a message of a node.
     ///
     /// # Errors

@@ -40,4 +40,4 @@ pub use directory::{Directory, Loss};
 pub use members::{Member, MemberSet, Members, MembersError};
 pub use message::{BlockIndex, Lane, Message, Number, Role};
 pub use offence::{Offence, Violation};
-pub use progress::{Over, Progress};
+pub use progress::{GATHERING_MEMBERS_MAX, Need, Over, Progress};

@@ -84,6 +84,8 @@ pub(crate) enum Mutation {
     UnboundedPatience,
     /// The holds of the pages that one access collects end one by one.
     NoGang,
+    /// What was requested ahead is not held with what its thread waited for.
+    ForgetAhead,
     /// A thread that waits for its next page keeps none of those that it has.
     NoPatience,
     /// A message leaves before the changes of merged tables are confirmed.

@@ -10,19 +10,26 @@
 //! that a node spends on moving the pages stays a fraction of its turn. A thread that waits for its next
 //! page keeps the others for a limited time: the node that has the next one may wait for them.
 //!
+//! A thread that lost a gang and gets one of its pages back gets the others at once
+//! ([`Progress::gather`]): its node requests them ahead, and holds what comes as part of the gang.
+//!
 //! A host that has other work delays threads. So the caller also passes how much processor time a
 //! thread has had, as far as it knows: a thread that has hardly run since it got a page has not used
 //! it, however long ago that was.
 //!
 //! Times are in any unit since any origin, as the caller has them; there is no clock here.
 
+mod needs;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 use fabric_pages::page::PageIndex;
 
 use crate::message::HOLD_MAX;
 use crate::mutation::{Switch, mutated};
+pub use needs::Need;
+use thread::{Gang, Thread, Wait, ran};
 
 /// Time from the first page of a gang to the end of all holds, at most, in units of the minimum hold
 /// and in usual waits for a page, whichever is longer: twice to four times what an access of 30 pages
@@ -41,58 +48,13 @@ const PATIENCE_WAITS: u64 = 4;
 /// The part of the usual wait for a page that is the unit of holds where links or hosts are slow.
 const WAIT_PART: u64 = 4;
 
-/// A hold ends only when its thread has run for this part of a unit, or the thread has had
-/// the time for that in which it would wait for a page.
-const RUN_PART: u64 = 4;
-
-/// Pages of a thread that are remembered: more than one instruction needs.
-const REMEMBERED: usize = 64;
+/// Nodes of a VM that request ahead, at most. Requests wait at the directory of each page, also when their
+/// node has lost the page that it got first. Where several nodes wait, most of what comes is of no use
+/// then: 3 nodes had half as many turns with it as without.
+pub const GATHERING_MEMBERS_MAX: usize = 2;
 
 /// Threads that are remembered: more than a node's vCPUs.
 const THREADS: usize = 256;
-
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-struct Got {
-    page: PageIndex,
-    /// The thread's accesses that were done when it got the page.
-    done: u64,
-}
-
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-struct Wait {
-    page: PageIndex,
-    since: u64,
-    /// The access that got the thread's last page is not done.
-    continues: bool,
-}
-
-/// Pages that an access collects and holds.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-struct Gang {
-    began: u64,
-    /// How long the thread waited for pages after the first.
-    collected: u64,
-    until: u64,
-}
-
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Thread {
-    id: u32,
-    wait: Option<Wait>,
-    /// The page for which it was woken last, and whether that was for the access before.
-    woken_for: Option<PageIndex>,
-    continued: bool,
-    woken_at: u64,
-    /// The processor time that it had had when it was woken, once it holds pages.
-    had_run: Option<u64>,
-    /// How often it ran for so long that its access was done.
-    done: u64,
-    got: [Option<Got>; REMEMBERED],
-    next: usize,
-    /// Pages that the access in progress lost early.
-    lost: u32,
-    gang: Option<Gang>,
-}
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Held {
@@ -180,19 +142,40 @@ impl Progress {
             page,
             since,
             continues,
+            write: false,
         });
-        let done = thread.done;
-        let got = thread
-            .got
-            .iter_mut()
-            .find(|got| got.is_some_and(|got| got.page == page));
-        let early = got
-            .and_then(Option::take)
-            .is_some_and(|got| got.done == done);
-        thread.lost = thread.lost.saturating_add(early.into());
-        Seen {
-            early,
-            lost: thread.lost,
+        thread.lost(page)
+    }
+
+    /// Whether the fault for which a thread waits is a write.
+    pub fn wants(&mut self, id: u32, write: bool) {
+        let thread = self.threads.iter_mut().find(|thread| thread.id == id);
+        if let Some(wait) = thread.and_then(|thread| thread.wait.as_mut()) {
+            wait.write = write;
+        }
+    }
+
+    /// A thread was woken for a page. If it lately needed that page with others, `ahead` gets these, to be
+    /// requested at once: who had them gives up all when it gives up one. Returns the thread and whether
+    /// its access lost a page. [`Self::asked`] notes what was requested.
+    ///
+    /// Not before the first page is there: nodes that need the same pages would each get some, and wait for
+    /// the others.
+    pub fn gather(&mut self, page: PageIndex, ahead: &mut Vec<Need>) -> Option<(u32, bool)> {
+        let has_it = |thread: &&mut Thread| {
+            thread.wait.is_none() && thread.woken_for == Some(page) && thread.needs.has(page)
+        };
+        let thread = self.threads.iter_mut().find(has_it)?;
+        thread.needs.faulted(page, thread.woken_to_write);
+        let others = thread.needs.with_credit();
+        ahead.extend(others.filter(|need| need.page != page));
+        Some((thread.id, thread.lost > 0))
+    }
+
+    /// A page was requested that a thread needs, and on which it has not faulted.
+    pub fn asked(&mut self, id: u32, page: PageIndex) {
+        if let Some(thread) = self.threads.iter_mut().find(|thread| thread.id == id) {
+            thread.needs.asked(page);
         }
     }
 
@@ -217,6 +200,9 @@ impl Progress {
     pub fn woken(&mut self, page: PageIndex, now: u64) {
         for thread in &mut self.threads {
             let Some(wait) = thread.wait.take_if(|wait| wait.page == page) else {
+                if thread.needs.is_asked(page) {
+                    thread.got(page);
+                }
                 continue;
             };
             let waited = now.saturating_sub(wait.since);
@@ -227,16 +213,18 @@ impl Progress {
             } else {
                 self.usual.saturating_sub(step)
             };
-            if let Some(gang) = thread.gang.as_mut().filter(|_| wait.continues) {
-                gang.collected += waited;
+            // Or what was requested ahead came first.
+            let is_begun = thread.gang.is_some_and(|gang| gang.began >= wait.since);
+            let continues = wait.continues || is_begun;
+            if let Some(gang) = thread.gang.as_mut().filter(|_| continues) {
+                gang.collected += waited.min(now - gang.began);
             }
             thread.woken_for = Some(page);
-            thread.continued = wait.continues;
+            thread.woken_to_write = wait.write;
+            thread.continued = continues;
             thread.woken_at = now;
             thread.had_run = None;
-            let done = thread.done;
-            thread.next = (thread.next + 1) % REMEMBERED;
-            thread.got[thread.next] = Some(Got { page, done });
+            thread.got(page);
         }
     }
 
@@ -260,11 +248,19 @@ impl Progress {
             held.page != page
         });
         let has_it = |thread: &Thread| thread.wait.is_none() && thread.woken_for == Some(page);
-        let by = self.threads.iter().position(has_it);
+        let waited = self.threads.iter().position(has_it);
+        let mut threads = self.threads.iter_mut();
+        let ahead = threads.position(|thread| thread.needs.take_asked(page));
+        let is_ahead = waited.is_none() && !mutated!(self, ForgetAhead);
+        let by = waited.or(ahead.filter(|_| is_ahead));
         if let Some(thread) = by.and_then(|place| self.threads.get_mut(place)) {
-            let is_open =
-                |gang: &Gang| (thread.continued || now < gang.until) && now < gang.began + longest;
+            if !is_ahead {
+                thread.needs.add(page, thread.woken_to_write);
+            }
             let old = thread.gang;
+            let continues = thread.continues(is_ahead);
+            let is_open =
+                |gang: &Gang| (continues || now < gang.until) && now < gang.began + longest;
             let mut gang = old.filter(is_open).unwrap_or(Gang {
                 began: now,
                 collected: 0,
@@ -275,13 +271,18 @@ impl Progress {
                 let mine = self.held.iter_mut().filter(|held| held.by == by);
                 mine.for_each(|held| (held.by, held.until) = (None, until));
             }
-            let turn = if thread.continued {
+            if is_ahead {
+                // The thread may run already, so that it waits for none of these.
+                gang.collected = gang.collected.max(now - gang.began);
+            } else {
+                thread.had_run = run(thread.id);
+            }
+            let turn = if continues || is_ahead {
                 RUN_FACTOR * gang.collected
             } else {
                 0
             };
             let until = least.max(now + turn).max(gang.until);
-            thread.had_run = run(thread.id);
             gang.until = until.min(gang.began + longest);
             thread.gang = Some(gang);
         }
@@ -380,9 +381,10 @@ impl Progress {
             return held.until;
         };
         match thread.wait {
-            Some(wait) if wait.continues => {
+            Some(wait) if thread.continues(true) => {
                 let patience = self.patience() + RUN_FACTOR * gang.collected;
-                (wait.since + patience).min(gang.began + self.gang_time())
+                let since = wait.since.max(gang.began);
+                (since + patience).min(gang.began + self.gang_time())
             }
             _ => gang.until,
         }
@@ -394,50 +396,9 @@ impl Progress {
             if id == 0 || self.threads.len() == THREADS {
                 return None;
             }
-            self.threads.push(Thread {
-                id,
-                wait: None,
-                woken_for: None,
-                continued: false,
-                woken_at: now,
-                had_run: None,
-                done: 0,
-                got: [None; REMEMBERED],
-                next: 0,
-                lost: 0,
-                gang: None,
-            });
+            self.threads.push(Thread::new(id, now));
             Some(self.threads.len() - 1)
         })?;
         self.threads.get_mut(place)
     }
-}
-
-impl Thread {
-    /// Whether the thread has not run yet with what it got. Its gang then gets one more unit.
-    fn waits_to_run(
-        &mut self,
-        unit: u64,
-        patience: u64,
-        now: u64,
-        run: impl FnOnce(u32) -> Option<u64>,
-    ) -> bool {
-        let is_late = now >= self.woken_at + patience;
-        let Some(mut gang) = self.gang.filter(|_| self.wait.is_none() && !is_late) else {
-            return false;
-        };
-        let has_run = ran(self, run).is_none_or(|ran| ran >= unit / RUN_PART);
-        if has_run {
-            return false;
-        }
-        gang.until = now + unit;
-        self.gang = Some(gang);
-        true
-    }
-}
-
-/// The processor time of the thread since it was woken, if that is known.
-fn ran(thread: &Thread, run: impl FnOnce(u32) -> Option<u64>) -> Option<u64> {
-    let before = thread.had_run?;
-    Some(run(thread.id)?.saturating_sub(before))
 }

@@ -141,7 +141,8 @@ impl<P: Peers> Engine<P> {
             // The page is held anyway, and its thread progresses with it.
             self.hold(page, 1);
         }
-        self.carry_out(actions)
+        self.carry_out(actions)?;
+        self.ask_ahead(page)
     }
 
     fn hold(&mut self, page: PageIndex, level: u8) {

@@ -9,8 +9,8 @@ use fabric_coherence::members::MEMBERS_MAX;
 use fabric_coherence::message::Role;
 use fabric_coherence::token::Keeper;
 use fabric_coherence::{
-    BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Number, Over,
-    Progress,
+    BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Need, Number,
+    Over, Progress,
 };
 use fabric_host::Spin;
 use fabric_host::poll::poll_until;
@@ -90,6 +90,8 @@ pub(crate) struct Engine<P> {
     /// Buffers for later use.
     pub(crate) spare_pages: Vec<Box<PageBytes>>,
     pub(crate) spare_actions: Vec<Vec<CacheAction>>,
+    /// Empty between two uses.
+    pub(crate) spare_needs: Vec<Need>,
     spare_orders: Vec<Vec<DirectoryAction>>,
     pub(crate) stats: Arc<SharingStats>,
     stop: Arc<EventFd>,
@@ -166,6 +168,7 @@ impl<P: Peers> Engine<P> {
             deferred: VecDeque::new(),
             spare_pages: Vec::new(),
             spare_actions: Vec::new(),
+            spare_needs: Vec::new(),
             spare_orders: Vec::new(),
             stats,
             stop,

@@ -40,6 +40,7 @@ impl<P: Peers> Engine<P> {
         let ticks = self.ticks(read_at);
         self.stats.waits.begin(thread, page);
         let seen = self.progress.waits(thread, page, ticks, thread_time);
+        self.progress.wants(thread, write);
         if seen.early {
             self.stats.early.increment();
         }

@@ -6,6 +6,7 @@
 //! threads, and no lock is taken. Threads that touch the guest view wait in the kernel; the engine
 //! never touches it.
 
+mod ahead;
 mod carry;
 mod engine;
 mod evict;

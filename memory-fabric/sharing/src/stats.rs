@@ -40,6 +40,8 @@ pub struct SharingStats {
     pub hold: Histogram,
     /// Pages that a thread lost before it progressed.
     pub early: Counter,
+    /// Pages requested ahead of their fault, because their thread needs them with another one.
+    pub ahead: Counter,
     /// Starvation tokens received.
     pub tokens: Counter,
     /// Blocks given to this node.

@@ -8,10 +8,11 @@
 
 use fabric_pages::page::PageIndex;
 
-use super::world::{Step, World};
-use crate::members::Member;
+use super::world::{Step, World, member};
+use crate::cache::{Cache, Touch};
+use crate::members::{Member, MemberSet};
 use crate::mutation::Mutation;
-use crate::progress::{Over, Progress, Seen};
+use crate::progress::{GATHERING_MEMBERS_MAX, Need, Over, Progress, Seen};
 use crate::token::STARVING_LOSSES;
 
 /// Simulated time of a unit of holds.
@@ -19,6 +20,9 @@ const UNIT: u64 = 8;
 
 /// Longest time of a gang, in units. Short, so that a run is much longer.
 const LONGEST_UNITS: u64 = 512;
+
+/// Requests of a node at once.
+const ROOM: usize = 16;
 
 /// The vCPU of a node, as a thread.
 const THREAD: u32 = 1;
@@ -38,6 +42,8 @@ pub(super) struct Policy {
     pub(super) came: u64,
     pub(super) turns: u64,
     came_before: u64,
+    /// Pages that were requested ahead.
+    pub(super) ahead: u64,
 }
 
 impl Policy {
@@ -51,6 +57,7 @@ impl Policy {
             came: 0,
             turns: 0,
             came_before: 0,
+            ahead: 0,
         }
     }
 
@@ -72,8 +79,13 @@ impl Policy {
 impl<const P: usize> World<P> {
     /// Holds pages as a runtime does.
     pub(super) fn hold_by_policy(&mut self) {
-        for node in &mut self.nodes {
+        let (nodes, blocks) = (self.nodes.len(), self.writes.len() / P);
+        let members: MemberSet = self.members().fold(MemberSet::EMPTY, MemberSet::with);
+        for (node, me) in self.nodes.iter_mut().zip((0..).map(member)) {
             node.policy = Some(Policy::new());
+            // An exploration has less room, which would be used up by what is requested ahead.
+            let directories = (0..blocks).map(|block| member(block % nodes));
+            node.cache = Cache::with_room(me, members, directories, ROOM);
         }
     }
 
@@ -101,15 +113,52 @@ impl<const P: usize> World<P> {
     }
 
     /// The vCPU waits for a page. Returns whether the access lost one early.
-    pub(super) fn policy_waits(&mut self, me: Member, page: PageIndex) -> Option<bool> {
+    pub(super) fn policy_waits(
+        &mut self,
+        me: Member,
+        page: PageIndex,
+        write: bool,
+    ) -> Option<bool> {
         let now = self.now;
         let policy = self.policy(me)?;
         let run = policy.run_at(now);
         let seen: Seen = policy.progress.waits(THREAD, page, now, |_| Some(run));
+        policy.progress.wants(THREAD, write);
         if seen.lost >= STARVING_LOSSES {
             self.want_token(me);
         }
         Some(seen.lost > 0)
+    }
+
+    /// A page came. Requests what the vCPU needs with it.
+    pub(super) fn policy_asks_ahead(&mut self, me: Member, page: PageIndex) {
+        if self.nodes.len() > GATHERING_MEMBERS_MAX {
+            return;
+        }
+        let mut needs = Vec::new();
+        let policy = self.policy(me);
+        let found = policy.and_then(|policy| policy.progress.gather(page, &mut needs));
+        if let Some((_, early)) = found {
+            for need in needs {
+                self.policy_asks(me, need, early);
+            }
+        }
+    }
+
+    fn policy_asks(&mut self, me: Member, need: Need, early: bool) {
+        let Need { page, write } = need;
+        let cache = &mut self.nodes[me.index()].cache;
+        if !cache.may_ask(page, write) {
+            return;
+        }
+        let mut actions = Vec::new();
+        if cache.touch(page, write, early, &mut actions) == Touch::Waiting
+            && let Some(policy) = self.policy(me)
+        {
+            policy.ahead += 1;
+            policy.progress.asked(THREAD, page);
+        }
+        self.execute_all(me, actions);
     }
 
     /// The page is mapped, or its waiters try again.

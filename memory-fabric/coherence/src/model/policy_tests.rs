@@ -27,6 +27,8 @@ struct Shown {
     came: u64,
     turns: u64,
     tokens: u64,
+    /// Pages that were requested ahead.
+    ahead: u64,
 }
 
 fn simulate(plan: Plan, seed: u64, mutation: Option<Mutation>) -> Result<Shown, String> {
@@ -44,6 +46,7 @@ fn simulate(plan: Plan, seed: u64, mutation: Option<Mutation>) -> Result<Shown, 
     {
         shown.came += policy.came;
         shown.turns += policy.turns;
+        shown.ahead += policy.ahead;
     }
     Ok(shown)
 }
@@ -60,6 +63,7 @@ fn all(plan: Plan, mutation: Option<Mutation>) -> Result<Shown, String> {
             came: sum.came + shown.came,
             turns: sum.turns + shown.turns,
             tokens: sum.tokens + shown.tokens,
+            ahead: sum.ahead + shown.ahead,
         })
     })
 }

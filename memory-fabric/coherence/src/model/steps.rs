@@ -235,6 +235,7 @@ impl<const P: usize> World<P> {
                 cache.installed(page, &mut actions);
                 self.policy_installed(me, page);
                 self.execute_all(me, actions);
+                self.policy_asks_ahead(me, page);
             }
             CacheAction::Wake(page) | CacheAction::Fail(page) => self.wake(me, page),
             CacheAction::AnswerDeadline { .. } | CacheAction::PutDeadline { .. } => {}
@@ -335,7 +336,7 @@ impl<const P: usize> World<P> {
             }
             let bit = 1 << (page.number() - first);
             let is_early = work.had & bit != 0;
-            let seen = self.policy_waits(me, page);
+            let seen = self.policy_waits(me, page, write);
             let early = seen.unwrap_or(is_early || work.lost);
             let mut actions = Vec::new();
             let cache = &mut self.nodes[me.index()].cache;

@@ -209,3 +209,106 @@ fn waits_for_pages_however_long_do_not_prolong_holds_over_their_bound() {
     let (held, most) = held_after_long_waits(Some(Mutation::UnboundedPatience));
     assert!(held > most, "the mutation is not found: {held} of {most}");
 }
+
+/// What is to be requested when a page has come.
+fn gathered(progress: &mut Progress, page: PageIndex) -> Vec<u32> {
+    let mut needs = Vec::new();
+    progress.gather(page, &mut needs);
+    needs.iter().map(|need| need.page.number()).collect()
+}
+
+fn came(progress: &mut Progress, number: u32, now: u64) {
+    progress.woken(page(number), now);
+    progress.hold(page(number), 1, now, unknown);
+}
+
+/// A thread gets a gang of 8 pages back, the last one at some time, while it waits for one of them. Returns
+/// that time and when each hold ends, or an error if one ended before.
+fn regathered(mutation: Option<Mutation>) -> Result<(u64, Vec<u64>), u64> {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let now = collect(&mut progress, 1, 8, 3 * UNIT, 0) + 1000 * UNIT;
+    assert_eq!(ended(&mut progress, now), 8);
+    progress.switch = mutation;
+    progress.waits(1, page(0), now, unknown);
+    progress.wants(1, true);
+    assert!(gathered(&mut progress, page(0)).is_empty(), "not there yet");
+    let mut at = now + 500 * UNIT;
+    came(&mut progress, 0, at);
+    assert_eq!(gathered(&mut progress, page(0)), [1, 2, 3, 4, 5, 6, 7]);
+    for number in 1..8 {
+        progress.asked(1, page(number));
+    }
+    // It faults on one of them, which comes third.
+    progress.waits(1, page(3), at, unknown);
+    for number in [1, 2, 3, 4, 5, 6, 7] {
+        at += 5 * UNIT;
+        if progress.over(at, unknown).is_some() {
+            return Err(at);
+        }
+        came(&mut progress, number, at);
+    }
+    let mut ends = Vec::new();
+    while let Some(end) = progress.next() {
+        ends.extend(progress.over(end, unknown).map(|_| end));
+    }
+    Ok((at, ends))
+}
+
+#[test]
+fn a_gang_that_was_lost_is_requested_at_once_and_held_together() {
+    let (last, ends) = regathered(None).expect("no hold ends early");
+    // The wait for the first is no part of what was collected.
+    assert_eq!(ends, vec![last + RUN_FACTOR * 35 * UNIT; 8]);
+    let found = regathered(Some(Mutation::ForgetAhead));
+    assert!(found.is_err(), "the mutation is not found: {found:?}");
+}
+
+#[test]
+fn what_came_ahead_is_not_kept_for_ever_for_a_thread_that_waits() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let now = collect(&mut progress, 1, 4, UNIT, 0) + 1000 * UNIT;
+    ended(&mut progress, now);
+    progress.waits(1, page(0), now, unknown);
+    came(&mut progress, 0, now);
+    gathered(&mut progress, page(0));
+    progress.asked(1, page(1));
+    progress.waits(1, page(2), now, unknown);
+    let at = now + 10 * UNIT;
+    came(&mut progress, 1, at);
+    let patience = PATIENCE_UNITS * UNIT + RUN_FACTOR * 10 * UNIT;
+    assert_eq!(ended(&mut progress, now + patience - 1), 0);
+    assert_eq!(ended(&mut progress, now + patience), 2);
+}
+
+#[test]
+fn a_page_that_came_ahead_and_was_lost_before_the_access_was_done_was_lost_early() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let now = collect(&mut progress, 1, 4, UNIT, 0) + 1000 * UNIT;
+    ended(&mut progress, now);
+    assert!(!progress.waits(1, page(0), now, unknown).early);
+    came(&mut progress, 0, now);
+    gathered(&mut progress, page(0));
+    progress.asked(1, page(1));
+    came(&mut progress, 1, now + 1);
+    let seen = progress.waits(1, page(1), now + 2, unknown);
+    assert_eq!((seen.early, seen.lost), (true, 1));
+}
+
+#[test]
+fn a_page_without_contention_or_of_no_known_thread_brings_no_others() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let now = collect(&mut progress, 1, 4, UNIT, 0) + 1000 * UNIT;
+    progress.waits(1, page(9), now, unknown);
+    progress.woken(page(9), now);
+    assert!(gathered(&mut progress, page(9)).is_empty(), "never held");
+    assert!(
+        gathered(&mut progress, page(0)).is_empty(),
+        "it waits for none"
+    );
+    progress.waits(2, page(0), now, unknown);
+    progress.woken(page(0), now);
+    assert!(
+        gathered(&mut progress, page(0)).is_empty(),
+        "needed by another"
+    );
+}

@@ -55,6 +55,8 @@ fn need_all(memory: &GuestMemory, node: u64, pages: usize, time: Duration) -> Do
 struct Node {
     done: Done,
     came: u64,
+    /// Pages that it requested ahead of their fault.
+    ahead: u64,
 }
 
 /// All nodes need the same pages at once for this time.
@@ -77,14 +79,16 @@ fn contend(count: u8, pages: usize, time: Duration) -> Vec<Node> {
         let stats = node.stats();
         let came = stats.from_member.get();
         println!(
-            "  {} turns, longest gap {:?}; {came} pages came, {} lost early, {} held, {} tokens",
+            "  {} turns, longest gap {:?}; {came} pages came, {} requested ahead, {} lost early, {} held, {} tokens",
             done.turns,
             done.gap,
+            stats.ahead.get(),
             stats.early.get(),
             stats.holds.get(),
             stats.tokens.get(),
         );
-        Node { done, came }
+        let ahead = stats.ahead.get();
+        Node { done, came, ahead }
     });
     results.collect()
 }
@@ -98,6 +102,8 @@ fn every_node_progresses_on_pages_that_all_need_at_once() {
                 turns >= 2 && rounds > turns,
                 "{turns} turns, {rounds} rounds"
             );
+            // Two nodes get back at once what they lost; more of them would disturb each other.
+            assert_eq!(node.ahead > 0, count == 2, "{} pages ahead", node.ahead);
             // Each page once for each turn, and some of them again.
             let useful = turns * pages as u64;
             let came = node.came;
