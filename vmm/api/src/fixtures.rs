@@ -269,6 +269,7 @@ fn transfers(reads: u64) -> Transfers {
         holds: 9,
         hold_us: times,
         early_losses: 10,
+        requested_ahead: 18,
         tokens: 11,
         requests: 6 * reads,
         request_us: times,
@@ -278,6 +279,9 @@ fn transfers(reads: u64) -> Transfers {
         evictions: 15,
         write_backs: 16,
         stalled_for_memory: 17,
+        merged_tables: 19,
+        table_changes: 20,
+        held_for_tables: 21,
     }
 }
 

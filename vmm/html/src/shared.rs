@@ -12,7 +12,7 @@ const PAGES_SHOWN: usize = 20;
 /// A row of the table of nodes: a name, and a value of a node or of all.
 type Row = (&'static str, fn(&Transfers) -> String);
 
-const ROWS: [Row; 15] = [
+const ROWS: [Row; 17] = [
     ("faults", |t| count(t.faults)),
     ("requests to read", |t| count(t.reads)),
     ("requests to write", |t| count(t.writes)),
@@ -26,8 +26,10 @@ const ROWS: [Row; 15] = [
     ("request, 99 %", |t| time(t.request_us.p99)),
     ("hold, median", |t| time(t.hold_us.p50)),
     ("pages lost early", |t| count(t.early_losses)),
+    ("pages requested ahead", |t| count(t.requested_ahead)),
     ("tokens", |t| count(t.tokens)),
     ("blocks split at the end", |t| count(t.split_blocks)),
+    ("changes of merged page tables", |t| count(t.table_changes)),
 ];
 
 /// Renders the section of a VM whose vCPUs are on several nodes.

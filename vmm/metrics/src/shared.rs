@@ -135,7 +135,7 @@ fn add_transfers(all: &mut Families, nodes: &[&NodeNow]) {
             ],
         ),
     );
-    let counters: [(&str, &str, Of); 10] = [
+    let counters: [(&str, &str, Of); 13] = [
         (
             "ssi_hv_compute_faults_total",
             "Faults of the node, also of those that needed no other node.",
@@ -162,6 +162,11 @@ fn add_transfers(all: &mut Families, nodes: &[&NodeNow]) {
             |t| t.early_losses,
         ),
         (
+            "ssi_hv_compute_requested_ahead_total",
+            "Pages requested ahead of their fault, together with others that a vCPU lost.",
+            |t| t.requested_ahead,
+        ),
+        (
             "ssi_hv_compute_tokens_total",
             "Starvation tokens received.",
             |t| t.tokens,
@@ -186,6 +191,16 @@ fn add_transfers(all: &mut Families, nodes: &[&NodeNow]) {
             "Faults that waited until memory of the node was free.",
             |t| t.stalled_for_memory,
         ),
+        (
+            "ssi_hv_compute_table_changes_total",
+            "Changes of merged page tables that the node's vCPUs made.",
+            |t| t.table_changes,
+        ),
+        (
+            "ssi_hv_compute_held_for_tables_total",
+            "Messages that waited until such changes were made everywhere.",
+            |t| t.held_for_tables,
+        ),
     ];
     for (name, help, of) in counters {
         let samples = each(nodes, move |now| now.node.transfers.as_ref().map(of));
@@ -196,6 +211,13 @@ fn add_transfers(all: &mut Families, nodes: &[&NodeNow]) {
         "Blocks in the node's directory that are split now.",
         each(nodes, |now| {
             Some(float(now.node.transfers.as_ref()?.split_blocks))
+        }),
+    );
+    all.gauges(
+        "ssi_hv_compute_merged_tables",
+        "Page tables that the node has and other nodes can write as well.",
+        each(nodes, |now| {
+            Some(float(now.node.transfers.as_ref()?.merged_tables))
         }),
     );
 }

@@ -262,7 +262,9 @@ fn values_are_those_of_the_status_in_base_units() {
             5.0,
         ),
         ("ssi_hv_compute_early_losses_total{node=\"0\"}", 10.0),
+        ("ssi_hv_compute_requested_ahead_total{node=\"0\"}", 18.0),
         ("ssi_hv_compute_split_blocks{node=\"2\"}", 14.0),
+        ("ssi_hv_compute_merged_tables{node=\"0\"}", 19.0),
         ("ssi_hv_compute_request_seconds_count{node=\"1\"}", 5.0),
         ("ssi_hv_compute_hold_seconds_count{node=\"1\"}", 1.0),
     ] {

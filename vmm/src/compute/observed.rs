@@ -100,6 +100,7 @@ fn transfers(stats: &SharingStats, hold: &Summary, request: &Summary) -> Transfe
         holds: stats.holds.get(),
         hold_us: percentiles(hold),
         early_losses: stats.early.get(),
+        requested_ahead: stats.ahead.get(),
         tokens: stats.tokens.get(),
         requests: request.count,
         request_us: percentiles(request),
@@ -109,6 +110,9 @@ fn transfers(stats: &SharingStats, hold: &Summary, request: &Summary) -> Transfe
         evictions: stats.evictions.get(),
         write_backs: stats.write_backs.get(),
         stalled_for_memory: stats.stalled_for_memory.get(),
+        merged_tables: stats.merged_tables.get(),
+        table_changes: stats.table_changes.get(),
+        held_for_tables: stats.held_for_tables.get(),
     }
 }
 
@@ -157,22 +161,26 @@ mod tests {
             &stats.invalidated,
             &stats.holds,
             &stats.early,
+            &stats.ahead,
             &stats.tokens,
             &stats.blocks_taken,
             &stats.blocks_split,
             &stats.evictions,
             &stats.write_backs,
             &stats.stalled_for_memory,
+            &stats.table_changes,
+            &stats.held_for_tables,
         ] {
             counter.increment();
         }
         stats.split_blocks.set(1);
+        stats.merged_tables.set(1);
         stats.hold.record(Duration::from_micros(5));
         stats.request.record(Duration::from_micros(5));
         let observed = Observed::now(&stats, &[]);
         let after = serde_json::to_value(observed.transfers).expect("JSON");
         let fields = before.as_object().expect("an object");
-        assert_eq!(fields.len(), 21);
+        assert_eq!(fields.len(), 25);
         for (name, value) in fields {
             assert_ne!(after[name], *value, "{name}");
         }

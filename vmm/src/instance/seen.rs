@@ -273,6 +273,7 @@ fn total(all: &Reported) -> Transfers {
         holds: sum(|t| t.holds),
         hold_us: of_all(&all.holds),
         early_losses: sum(|t| t.early_losses),
+        requested_ahead: sum(|t| t.requested_ahead),
         tokens: sum(|t| t.tokens),
         requests: sum(|t| t.requests),
         request_us: of_all(&all.requests),
@@ -282,6 +283,9 @@ fn total(all: &Reported) -> Transfers {
         evictions: sum(|t| t.evictions),
         write_backs: sum(|t| t.write_backs),
         stalled_for_memory: sum(|t| t.stalled_for_memory),
+        merged_tables: sum(|t| t.merged_tables),
+        table_changes: sum(|t| t.table_changes),
+        held_for_tables: sum(|t| t.held_for_tables),
     }
 }
 

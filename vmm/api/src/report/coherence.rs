@@ -54,11 +54,14 @@ pub struct Transfers {
     pub hold_us: Percentiles,
     /// Pages that a vCPU lost before it progressed.
     pub early_losses: u64,
+    /// Pages requested ahead of their fault, together with others that a vCPU lost.
+    pub requested_ahead: u64,
     /// Starvation tokens received.
     pub tokens: u64,
     /// Requests that another node took part in.
     pub requests: u64,
-    /// How long they took, in microseconds, from the fault until the page was mapped.
+    /// How long they took, in microseconds, from the fault, or the request
+    /// ahead of one, until the page was mapped.
     pub request_us: Percentiles,
     /// Blocks that were given to the node.
     pub blocks_taken: u64,
@@ -72,6 +75,12 @@ pub struct Transfers {
     pub write_backs: u64,
     /// Faults that waited until local memory was free.
     pub stalled_for_memory: u64,
+    /// Page tables that it has and other nodes can write as well, now or at the end.
+    pub merged_tables: u64,
+    /// Changes of these that its vCPUs made and other nodes took over.
+    pub table_changes: u64,
+    /// Messages that waited until such changes were made everywhere.
+    pub held_for_tables: u64,
 }
 
 /// How often a node got a page.

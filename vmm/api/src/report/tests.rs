@@ -70,6 +70,7 @@ fn the_fields_have_the_promised_names() {
         "holds": 0,
         "hold_us": percentiles,
         "early_losses": 0,
+        "requested_ahead": 0,
         "tokens": 0,
         "requests": 0,
         "request_us": percentiles,
@@ -79,6 +80,9 @@ fn the_fields_have_the_promised_names() {
         "evictions": 0,
         "write_backs": 0,
         "stalled_for_memory": 0,
+        "merged_tables": 0,
+        "table_changes": 0,
+        "held_for_tables": 0,
     });
     let expected: Value = json!({
         "schema": 1,

@@ -95,8 +95,12 @@ pub fn totals(coherence: &Coherence) -> Vec<String> {
             micros(hold.p99)
         ),
         format!(
-            "           {} pages lost early, {} tokens; {} faults waited for memory",
-            total.early_losses, total.tokens, total.stalled_for_memory
+            "           {} pages lost early, {} requested ahead, {} tokens; {} faults waited for memory",
+            total.early_losses, total.requested_ahead, total.tokens, total.stalled_for_memory
+        ),
+        format!(
+            "           {} merged page tables, {} changes of them, for which {} messages waited",
+            total.merged_tables, total.table_changes, total.held_for_tables
         ),
     ]
 }
