@@ -278,6 +278,10 @@ pub struct BenchFaultConfig {
     #[arg(long)]
     pub tls: bool,
 
+    /// Measure the same with sealed pages beside it, in turns
+    #[arg(long)]
+    pub seal: bool,
+
     /// Protect each page in transit with a CRC-32C
     #[arg(long)]
     pub checksum: bool,
@@ -328,6 +332,12 @@ impl BenchFaultConfig {
         }
         if self.tls && matches!(self.transport, TransportKind::Udp | TransportKind::Loopback) {
             return Err(ValidationError::BenchTls);
+        }
+        if self.seal && self.transport == TransportKind::Loopback {
+            return Err(ValidationError::BenchSeal);
+        }
+        if self.seal && self.compression != Compression::Off {
+            return Err(ValidationError::BenchSealCompressed);
         }
         check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;
         if self.local_memory >= self.memory {

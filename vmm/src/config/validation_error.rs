@@ -413,6 +413,16 @@ pub enum ValidationError {
     /// TLS without TCP.
     #[error("--tls is for TCP; remove it, or use --transport tcp")]
     BenchTls,
+    /// Sealing without a donor.
+    #[error(
+        "--seal seals pages for donors, and --transport loopback has none; remove it, or use --transport tcp"
+    )]
+    BenchSeal,
+    /// Sealing beside compression.
+    #[error(
+        "--seal compares with pages that are not sealed, which compression would make smaller; add --compression off"
+    )]
+    BenchSealCompressed,
     /// A fingerprint for a transport that does not check it.
     #[error(
         "donor {address} is given with a fingerprint, which only --transport udp compares; add that, or remove fingerprint="

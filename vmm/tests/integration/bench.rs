@@ -51,6 +51,33 @@ fn scans_fetch_what_they_read_and_find_every_byte() {
 }
 
 #[test]
+fn sealed_faults_are_measured_beside_others_and_find_every_byte() {
+    let small = ["fault", "--memory", "48M", "--local-memory", "16M"];
+    let sealed = ["--seal", "--transport", "tcp", "--compression", "off"];
+    let result = bench(&[&small[..], &sealed].concat());
+    let of = |key: &str| result["sealed"][key].as_f64().expect("a number");
+    for key in [
+        "faults",
+        "plain_cpu_us",
+        "cpu_us",
+        "ratio_p50",
+        "ratio_p99",
+        "ratio_cpu",
+    ] {
+        assert!(of(key) > 0.0, "{key}: {result}");
+    }
+    assert_eq!(result["corrupt_bytes"], 0, "{result}");
+    // Both count: a page of each fault was compared.
+    let faults = of("faults") + result["faults"].as_f64().expect("a number");
+    assert_eq!(
+        result["verified_bytes"].as_f64(),
+        Some(faults * 4096.0),
+        "{result}"
+    );
+    assert!(bench(&small)["sealed"].is_null());
+}
+
+#[test]
 fn faults_under_tls_find_every_byte() {
     let memory = ["--memory", "48M", "--local-memory", "16M"];
     let result = bench(&[&["fault", "--tls", "--faults", "4000"][..], &memory].concat());

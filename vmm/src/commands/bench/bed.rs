@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use memory_fabric::donor::server::Donor;
-use memory_fabric::fabric::{Compression, Fabric, TransportKind};
+use memory_fabric::fabric::{Compression, Fabric, Sealing, TransportKind};
 use memory_fabric::stats::PagerStats;
 use ssi_hv::size::ByteSize;
 
@@ -36,6 +36,7 @@ impl Bed {
             donors,
             transport: TransportKind::Tcp,
             tls: false,
+            seal: false,
             checksum: false,
             compression: Compression::Auto,
             seconds: 1,
@@ -45,7 +46,7 @@ impl Bed {
         placement.map_or(Ok(()), Placement::others)?;
         let donors = start_donors(&config, None)?;
         placement.map_or(Ok(()), Placement::pager)?;
-        let fabric = start_fabric(&config, &donors, None)?;
+        let fabric = start_fabric(&config, &donors, None, Sealing::Off)?;
         placement.map_or(Ok(()), Placement::others)?;
         Ok(Self {
             view: View::of(&fabric),

@@ -32,7 +32,43 @@ use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentile
 /// Faster accesses did not fault: serving a fault takes longer than this.
 pub(super) const FAULT_MIN: Duration = Duration::from_micros(2);
 
-pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
+/// One round of touches, and the CPU time that each fault took.
+pub(super) struct Round {
+    pub(super) times: Histogram,
+    pub(super) cpu_us: f64,
+}
+
+impl Round {
+    pub(super) fn of(
+        config: &BenchFaultConfig,
+        view: &View,
+        round: u32,
+        tally: &Tally,
+    ) -> Result<Self> {
+        let before = usage::processor_time()?;
+        let times = touch(config, view, round, tally);
+        let took = usage::processor_time()?.saturating_sub(before);
+        // Counts of faults stay far below 2^52.
+        #[allow(clippy::cast_precision_loss)]
+        let count = times.summary().count.max(1) as f64;
+        Ok(Self {
+            times,
+            cpu_us: micros(took) / count,
+        })
+    }
+}
+
+/// What is measured in turns with the rounds.
+pub(super) trait Beside {
+    /// Measures its part of a round, before or after `plain`, whose result it returns.
+    fn round(&mut self, round: u32, plain: &mut dyn FnMut() -> Result<Round>) -> Result<Round>;
+}
+
+/// Measures remote faults, and in each round what is `beside` them, if there is something.
+pub(super) fn measure(
+    config: &BenchFaultConfig,
+    mut beside: Option<&mut dyn Beside>,
+) -> Result<FaultBench> {
     let loopback = config.transport == TransportKind::Loopback;
     let placement = Placement::new()?;
     placement.others()?;
@@ -43,7 +79,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         start_donors(config, members.as_ref())?
     };
     placement.pager()?;
-    let fabric = start_fabric(config, &donors, members.as_ref())?;
+    let fabric = start_fabric(config, &donors, members.as_ref(), Sealing::Off)?;
     placement.others()?;
     let view = View::of(&fabric);
     view.fill();
@@ -55,19 +91,22 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     let carrier = carrier(config, members.as_ref());
     let progress = Progress::rounds(ROUNDS);
     for round in 0..ROUNDS {
-        placement.pager()?;
         let donor = donors.first().map(|donor| (donor.address(), &carrier));
         let floor = floor::touch(donor, config.checksum, config.threads, &placement)?;
         bare.add(&floor.times);
         bare_cpu.push(micros(floor.cpu));
-        let (started, used) = (Instant::now(), usage::processor_time()?);
-        placement.others()?;
-        let times = touch(config, &view, round, &tally);
-        // Rounds have far fewer faults than 2^32.
-        let count = u32::try_from(times.summary().count.max(1)).unwrap_or(u32::MAX);
-        our_cpu.push(micros((usage::processor_time()? - used) / count));
-        ours.add(&times);
-        busy += started.elapsed();
+        let mut plain = || {
+            let started = Instant::now();
+            let measured = Round::of(config, &view, round, &tally);
+            busy += started.elapsed();
+            measured
+        };
+        let measured = match &mut beside {
+            Some(beside) => beside.round(round, &mut plain)?,
+            None => plain()?,
+        };
+        ours.add(&measured.times);
+        our_cpu.push(measured.cpu_us);
         progress.step();
     }
     drop(progress);
@@ -136,6 +175,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         ratio_p50: ratio(|summary| summary.p50),
         ratio_p99: ratio(|summary| summary.p99),
         ratio_cpu,
+        sealed: None,
         verified_bytes: tally.verified.load(Ordering::Relaxed),
         corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
     })
@@ -177,6 +217,7 @@ pub(super) fn start_fabric(
     config: &BenchFaultConfig,
     donors: &[Donor],
     members: Option<&Members>,
+    seal: Sealing,
 ) -> Result<Fabric> {
     let pages = u32::try_from(config.memory.bytes() / PAGE_SIZE as u64).context("--memory")?;
     let observer: FabricObserver = Arc::new(|event| {
@@ -222,7 +263,7 @@ pub(super) fn start_fabric(
             rdma: Arc::default(),
             credentials: members.map(|members| Arc::clone(&members.vm)),
             checksum: config.checksum,
-            seal: Sealing::Off,
+            seal,
             compression: config.compression,
             grace: Duration::from_secs(5),
             on_lost_memory: OnLostMemory::End,

@@ -10,6 +10,7 @@ mod memory;
 mod placement;
 mod scan;
 mod scan_floor;
+mod sealed;
 mod stalls;
 mod start;
 mod stream;
@@ -35,6 +36,7 @@ use ssi_hv::report::{Host, Percentiles, Stages, Virtualization};
 pub use start::start;
 pub use transport::transport;
 
+use self::sealed::SealedBench;
 use super::{Failure, print};
 use crate::cli::bench::BenchFaultConfig;
 
@@ -66,7 +68,7 @@ fn finish<T: Serialize>(
 /// Measures the latency of remote faults, and the floor for comparison.
 pub fn fault(config: &BenchFaultConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
-    let result = fault::measure(config)?;
+    let result = sealed::measure(config)?;
     let wrong = (result.corrupt_bytes, "bytes");
     finish(&result, config.json, table, wrong)
 }
@@ -97,6 +99,9 @@ struct FaultBench {
     ratio_p50: f64,
     ratio_p99: f64,
     ratio_cpu: f64,
+    /// With `--seal`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sealed: Option<SealedBench>,
     verified_bytes: u64,
     corrupt_bytes: u64,
 }
@@ -170,6 +175,25 @@ fn table(result: &FaultBench) -> String {
             text,
             "{name:<26}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}",
             row.p50, row.p90, row.p99, row.p999, row.max
+        );
+    }
+    if let Some(sealed) = &result.sealed {
+        let row = &sealed.latency_us;
+        let _ = writeln!(
+            text,
+            "{:<26}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}\n\nsealed: p50 is {:.2}, p99 {:.2} and CPU time \
+             {:.2} times that without ({:.1} and {:.1} us of CPU for each fault)",
+            "remote fault, sealed",
+            row.p50,
+            row.p90,
+            row.p99,
+            row.p999,
+            row.max,
+            sealed.ratio_p50,
+            sealed.ratio_p99,
+            sealed.ratio_cpu,
+            sealed.cpu_us,
+            sealed.plain_cpu_us,
         );
     }
     let _ = writeln!(

@@ -44,6 +44,11 @@ impl Placement {
     pub(super) fn others(&self) -> Result<()> {
         use_only(&self.others)
     }
+
+    /// Lets the calling thread use all CPUs again.
+    pub(super) fn everywhere(&self) -> Result<()> {
+        use_only(&[&self.pager[..], &self.others].concat())
+    }
 }
 
 fn use_only(cpus: &[usize]) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use memory_fabric::donor::server::{Donor, DonorConfig};
-use memory_fabric::fabric::{Compression, SPIN_DEFAULT, TransportKind};
+use memory_fabric::fabric::{Compression, SPIN_DEFAULT, Sealing, TransportKind};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
@@ -87,6 +87,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         donors: 1,
         transport: TransportKind::Tcp,
         tls: false,
+        seal: false,
         checksum: false,
         compression: Compression::Auto,
         seconds: 1,
@@ -98,7 +99,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     let progress = Progress::still("pages", pages as u64, "starts");
     let before = Memory::now()?;
     let started_at = Instant::now();
-    let fabric = start_fabric(&config, &donors, None)?;
+    let fabric = start_fabric(&config, &donors, None, Sealing::Off)?;
     let start_ms = started_at.elapsed().as_secs_f64() * 1e3;
     wait_until_measured(&donors[0])?;
     let started = Memory::now()?;
