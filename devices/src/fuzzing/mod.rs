@@ -20,13 +20,16 @@ const INPUT_BYTES_MAX: usize = 4096;
 /// Numbers that are often boundary values.
 const EDGES: [u8; 8] = [0, 1, 2, 4, 0x10, 0x7f, 0x80, 0xff];
 
+/// What a target does with an input.
+pub type Body = fn(&[u8]);
+
 /// One fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Its name, and that of its file in `tests/fuzz/fuzz_targets`.
     pub name: &'static str,
     /// Its body.
-    pub run: fn(&[u8]),
+    pub run: Body,
 }
 
 /// The targets of this crate.
@@ -89,11 +92,8 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
-/// The name of a target, and its body.
-pub type NamedBody = (&'static str, fn(&[u8]));
-
 /// Makes targets of names and bodies, for crates whose bodies do not depend on this one.
-pub const fn targets<const N: usize>(bodies: [NamedBody; N]) -> [Target; N] {
+pub const fn targets<const N: usize>(bodies: [(&'static str, Body); N]) -> [Target; N] {
     let (name, run) = bodies[0];
     let mut targets = [Target { name, run }; N];
     let mut at = 1;

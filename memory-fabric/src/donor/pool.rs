@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// hang, and others must not wait for it.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Limits the log lines about tokens in other hands.
+static STOLEN: Seldom = Seldom::notices();
+
 /// Limit of leases.
 pub const LEASES_MAX: usize = 1024;
 
@@ -92,8 +95,6 @@ pub struct Pool {
     lent: Arc<Mutex<u64>>,
     /// `None` without a policy.
     accounts: Option<Arc<Accounts>>,
-    /// Limits the log lines about tokens in other hands.
-    stolen: Seldom,
     /// Leases granted.
     pub granted: Counter,
     /// Leases that were not renewed in time.
@@ -138,7 +139,6 @@ impl Pool {
             closing_time_max: CLOSING_TIME_MAX,
             table: Mutex::default(),
             lent: Arc::default(),
-            stolen: Seldom::notices(),
             granted: Counter::default(),
             expired: Counter::default(),
         }
@@ -346,7 +346,7 @@ impl Pool {
         }
         let user = user.map_or_else(|| "no certificate".to_owned(), ToString::to_string);
         let vm = &lease.vm;
-        if let Some(unreported) = self.stolen.pass(Instant::now()) {
+        if let Some(unreported) = STOLEN.pass(Instant::now()) {
             tracing::warn!(
                 user,
                 vm,
