@@ -3,6 +3,7 @@
 
 mod ahead;
 mod fingerprints;
+mod lost;
 
 use crate::page_map::{Kind, PageEntry, State};
 use loom::sync::Arc;
@@ -12,11 +13,11 @@ use loom::thread;
 /// A page with its surroundings: what the kernel, the donor and the guest hold.
 struct World {
     entry: PageEntry,
-    /// The guest view's mapping: one of the three below.
+    /// The guest view's mapping: one of the four below.
     mapping: AtomicU32,
     /// The page's bytes in the memfd; `GONE` when punched.
     here: AtomicU32,
-    /// The page's bytes at home.
+    /// The page's bytes at home; `GONE` when the home is lost.
     home: AtomicU32,
     /// Whether the evictor handed a fault back.
     handed_back: AtomicBool,
@@ -34,6 +35,7 @@ const GONE: u32 = u32::MAX;
 const UNMAPPED: u32 = 0;
 const READ_ONLY: u32 = 1;
 const WRITABLE: u32 = 2;
+const POISONED: u32 = 3;
 
 impl World {
     /// A resident page with bytes 7, dirty or not.
@@ -75,6 +77,14 @@ impl World {
                         self.mapping.store(WRITABLE, SeqCst);
                         self.release();
                         return true;
+                    }
+                }
+                Kind::Remote if self.home.load(SeqCst) == GONE => {
+                    let _ = self.entry.lose(seen);
+                }
+                Kind::Lost => {
+                    if self.entry.begin_poison(seen) {
+                        return self.poison();
                     }
                 }
                 Kind::Remote => {
@@ -161,6 +171,12 @@ impl World {
                         if self.finish_drop(Kind::Untouched) {
                             self.handed_back.store(true, SeqCst);
                         }
+                        return true;
+                    }
+                }
+                Kind::Lost => {
+                    if self.entry.begin_recovery(seen) {
+                        self.recover();
                         return true;
                     }
                 }
