@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::Chain;
 
@@ -28,7 +28,7 @@ pub(super) fn can_use(memory: &GuestMemoryMmap, start: GuestAddress, bytes: u32)
     let Some(last) = u64::from(bytes).checked_sub(1) else {
         return true;
     };
-    let (first, last) = (start.0, start.unchecked_add(last).0);
+    let (first, last) = (start.0, start.0.saturating_add(last));
     let mut next = first;
     loop {
         let place = memory.get_host_address(GuestAddress(next));
@@ -48,4 +48,66 @@ pub(super) fn can_use_all(chain: &Chain<'_>, memory: &GuestMemoryMmap) -> bool {
         || chain
             .clone()
             .all(|part| can_use(memory, part.addr(), part.len()))
+}
+
+/// Pages that tests declare as lost.
+#[cfg(test)]
+pub(super) mod testing {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    static LOST: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+    fn check(place: *const u8) -> bool {
+        let page = place.addr() & !(PAGE_BYTES as usize - 1);
+        !crate::lock(&LOST).contains(&page)
+    }
+
+    /// A lost page, until it is dropped: other memory may have its address then.
+    #[must_use]
+    pub struct Lost(usize);
+
+    impl Lost {
+        /// Loses the page at a guest-physical address.
+        pub fn at(memory: &GuestMemoryMmap, page: u64) -> Self {
+            let place = memory.get_host_address(GuestAddress(page)).expect("there");
+            crate::lock(&LOST).push(place.addr());
+            check_pages_by(check);
+            Self(place.addr())
+        }
+    }
+
+    impl Drop for Lost {
+        fn drop(&mut self) {
+            crate::lock(&LOST).retain(|&page| page != self.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_can_be_used_unless_one_of_its_pages_is_lost() {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x8000)]).unwrap();
+        let _lost = testing::Lost::at(&memory, 0x3000);
+        for (start, bytes, usable) in [
+            (0x2000, 0x1000, true),
+            (0x2000, 0x1001, false),
+            (0x2fff, 2, false),
+            (0x3fff, 1, false),
+            (0x4000, 0x4000, true),
+            (0x1234, 0x6000, false),
+            (0x3000, 0, true),
+            // Outside, which others refuse.
+            (0x8000, 0x1000, true),
+            (u64::MAX - 1, 2, true),
+            (u64::MAX, u32::MAX, true),
+        ] {
+            let found = can_use(&memory, GuestAddress(start), bytes);
+            assert_eq!(found, usable, "{bytes} bytes at {start:#x}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::virtio::lost;
 use crate::virtio::test_driver::{Driver, SECOND_PART, STARTED, VERSION_1};
 
 mod chains;
@@ -109,6 +110,21 @@ fn request(driver: &Driver<Block>, kind: u32, sector: u64, data: &[(u64, u32, bo
     driver.serve(0);
     assert_eq!(driver.used(0), before.wrapping_add(1), "it completed");
     memory.read_obj(GuestAddress(STATUS)).unwrap()
+}
+
+#[test]
+fn a_request_with_a_lost_page_fails_and_changes_nothing() {
+    let bed = Bed::new(false);
+    bed.put(DATA, &[7; 0x2000]);
+    let _lost = lost::testing::Lost::at(&bed.driver.memory, DATA + 0x1000);
+    let whole = [(DATA, 0x2000, false)];
+    assert_eq!(bed.request(OUT, 0, &whole), IO_ERROR);
+    let disk = std::fs::read(bed.file.path()).unwrap();
+    assert!(disk.iter().all(|&byte| byte == 0), "something was written");
+    assert_eq!(bed.request(IN, 0, &[(DATA, 0x2000, true)]), IO_ERROR);
+    assert_eq!(bed.get(DATA, 1), [7], "something was read");
+    assert_eq!(bed.request(OUT, 0, &[(DATA, 0x1000, false)]), OK);
+    assert_eq!(bed.request(IN, 8, &[(DATA + 0x2000, 0x1000, true)]), OK);
 }
 
 #[test]
