@@ -63,7 +63,10 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
         let error = error.into();
         let code = if is_usage(&error) {
             ExitCode::Usage
-        } else if matches!(error.downcast_ref(), Some(MachineError::LostPageUsed)) {
+        } else if matches!(
+            error.downcast_ref(),
+            Some(MachineError::LostPageUsed | MachineError::NoMachineChecks { .. })
+        ) {
             ExitCode::DonorLost
         } else {
             ExitCode::HostError
@@ -110,7 +113,11 @@ mod tests {
 
     #[test]
     fn a_device_that_needs_a_lost_page_ends_the_run_as_the_loss_does() {
-        let code = Failure::from(MachineError::LostPageUsed).code();
-        assert_eq!(code, ExitCode::DonorLost);
+        for error in [
+            MachineError::LostPageUsed,
+            MachineError::NoMachineChecks { page: 0 },
+        ] {
+            assert_eq!(Failure::from(error).code(), ExitCode::DonorLost);
+        }
     }
 }

@@ -27,6 +27,7 @@ mod network;
 mod nodes;
 mod numa;
 mod plan;
+mod poison;
 mod prometheus;
 mod rdma;
 mod rdma_faults;

@@ -3,7 +3,7 @@
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
     faults, free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network,
-    nodes, numa, rdma, rdma_faults, rdma_removed, rdma_settings, reads, ssi, stall, status,
+    nodes, numa, poison, rdma, rdma_faults, rdma_removed, rdma_settings, reads, ssi, stall, status,
     three_hosts, tour, transports, udp, up, vsock, working_set,
 };
 
@@ -72,6 +72,7 @@ impl Plan {
             control::SCENARIOS,
             hotplug::SCENARIOS,
             drain::SCENARIOS,
+            poison::SCENARIOS,
             tour::SCENARIOS,
             up::SCENARIOS,
             disks::SCENARIOS,

@@ -66,6 +66,15 @@ pub enum MachineError {
         "a device used a page that was lost with a donor, in the middle of a request or in its rings"
     )]
     LostPageUsed,
+    /// The guest used lost memory, and its kernel has not enabled machine checks.
+    #[error(
+        "the guest used memory at {page:#x} that was lost with a donor, and its kernel does not handle \
+         machine checks (CONFIG_X86_MCE, which Debian's cloud kernels lack); boot a kernel that does, or use --replicas 2"
+    )]
+    NoMachineChecks {
+        /// Guest-physical address of the page.
+        page: u64,
+    },
     /// KVM refused a range of guest memory.
     #[error("kvm cannot map the {bytes} bytes of guest memory at {address:#x}")]
     MapMemory {

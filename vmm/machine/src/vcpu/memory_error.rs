@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::machine_check::Stopped;
 use super::{Step, Vcpu};
+use crate::error::MachineError;
 use crate::lifecycle::shared::Shared;
 use crate::memory_errors;
 
@@ -52,7 +53,14 @@ impl Vcpu {
                  handle machine checks, and this"
             ));
         }
-        if let Err(error) = machine_check.deliver(&self.fd, page, stopped) {
+        let delivered = self.handles_machine_checks().and_then(|handles| {
+            if handles {
+                machine_check.deliver(&self.fd, page, stopped)
+            } else {
+                Err(MachineError::NoMachineChecks { page })
+            }
+        });
+        if let Err(error) = delivered {
             return Step::End(Err(error));
         }
         if let Some(errors) = &shared.memory_errors {
@@ -60,6 +68,18 @@ impl Vcpu {
             errors.machine_checks.fetch_add(1, Ordering::Relaxed);
         }
         Step::Continue
+    }
+
+    /// Returns whether the guest's kernel has enabled machine checks. KVM shuts a vCPU down that gets
+    /// one before.
+    fn handles_machine_checks(&self) -> Result<bool, MachineError> {
+        const CR4_MCE: u64 = 1 << 6;
+        let registers = self.fd.get_sregs();
+        let registers = registers.map_err(|error| MachineError::Kvm {
+            action: "read the control registers of a vCPU that used lost memory",
+            source: error.into(),
+        })?;
+        Ok(registers.cr4 & CR4_MCE != 0)
     }
 }
 
