@@ -11,7 +11,7 @@ use super::rdma::{self, RdmaConnection};
 use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError, Settings};
 use crate::transport::udp::Fingerprint;
-use accept::{accept, listen_on_udp};
+use accept::{accept, listen_on_tcp, listen_on_udp};
 use fabric_identity::{Holder, ReloadError, SharedCredentials};
 use fabric_transport::tls::Peer;
 pub use open::Dropped;
@@ -142,7 +142,7 @@ impl Donor {
     ) -> Result<Self, DonorError> {
         config.rdma.check().map_err(DonorError::Rdma)?;
         let listen = |error| DonorError::Listen(config.listen, error);
-        let listener = TcpListener::bind(config.listen).map_err(listen)?;
+        let listener = listen_on_tcp(config.listen).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         // Again, with a longer queue than that of the standard library: a burst of connections must
         // not make the kernel drop those of VMs.

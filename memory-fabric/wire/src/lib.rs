@@ -52,7 +52,7 @@ use zerocopy::little_endian::U32;
 pub const VERSION: u8 = 9;
 
 /// Longest payload of a control frame, bytes: fits every message with its longest strings.
-pub const CONTROL_BYTES_MAX: usize = 1024;
+pub const CONTROL_BYTES_MAX: usize = 2048;
 
 /// Payload of a frame that names several pages, bytes: their little-endian number.
 pub const COUNT_BYTES: usize = size_of::<U32>();

@@ -13,7 +13,7 @@ use fabric_transport::tls::{TlsError, TlsStream};
 use socket2::SockRef;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -153,6 +153,19 @@ fn confirmed(
         }
     }
     Ok(stream)
+}
+
+/// Listens on TCP. A port that the kernel chooses is one that is free for UDP as well.
+pub(super) fn listen_on_tcp(listen: SocketAddr) -> io::Result<TcpListener> {
+    /// Ports that are tried before one is taken for TCP alone.
+    const TRIES: u32 = 16;
+    for _ in 0..TRIES {
+        let listener = TcpListener::bind(listen)?;
+        if listen.port() != 0 || UdpSocket::bind(listener.local_addr()?).is_ok() {
+            return Ok(listener);
+        }
+    }
+    TcpListener::bind(listen)
 }
 
 /// Listens on UDP too, on the same port. Without it VMs can still use TCP.
