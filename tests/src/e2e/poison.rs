@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 
 use super::donor::{DONOR_2, Donor};
-use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
+use super::guest::{Finished, GUEST_DEADLINE, Guest, exit, faultprobes};
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
@@ -27,8 +27,7 @@ const WRITTEN_MIN: u64 = 8000;
 const WORK: &str = "faultprobe --bytes 64M --node 2 --passes 100 & lost=$!; \
     faultprobe --bytes 64M --node 1 --passes 3; echo kept=$?.; \
     wait $lost; echo lost=$?.; faultprobe --bytes 32M --node 1 --passes 1; echo after=$?.; \
-    dmesg | grep -c -i 'hardware memory corruption'; dmesg | grep -i -E 'mce|memory failure' | head -n 12; \
-    head -c 24 /dev/input/event0 >/dev/null";
+    dmesg | grep -i -E 'mce|memory failure|movable' | head -n 12";
 
 fn poison(context: &Context<'_>) -> Result {
     let here = context.testbed.host(1);
@@ -37,13 +36,12 @@ fn poison(context: &Context<'_>) -> Result {
         // Debian's cloud kernels are built without machine checks.
         kernel: "backports-vmlinuz",
         memory: "1G",
-        local_memory: Some("192M"),
+        local_memory: Some("256M"),
         more: vec!["--numa", "expose", "--donor", DONOR_2, "--transport", "tcp"],
         ..Guest::remote(1, WORK)
     };
     guest.more.extend(["--name", "loses", "--donor-grace", "3"]);
     guest.more.extend(["--on-lost-memory", "poison"]);
-    guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
     let process = guest.boot(context)?;
     let now = || status(here, &["loses"]);
     let deadline = Instant::now() + GUEST_DEADLINE;
@@ -59,28 +57,25 @@ fn poison(context: &Context<'_>) -> Result {
     for line in ["kept=0.", "lost=135.", "after=0."] {
         process.wait_for_line(line, GUEST_DEADLINE)?;
     }
-    let now = now()?;
-    let of = |key: &str| number(&now, &format!("/vms/0/memory/lost/{key}"));
-    ensure!(now["vms"][0]["state"] == "running", "{now}");
+    let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    let report = &guest.report;
+    let of = |key: &str| number(report, &format!("/memory/lost/{key}"));
     let (pages, checks) = (of("pages")?, of("machine_checks")?);
     // What was resident is not lost, and neither is what was never written.
     ensure!(
         (WRITTEN_MIN / 4..=PROBE_PAGES + 512).contains(&pages),
-        "{pages} pages are lost: {now}"
+        "{pages} pages are lost: {report}"
     );
     ensure!(
         checks >= 1 && of("poisoned")? >= 1 && of("bytes")? == pages * 4096,
-        "{now}"
+        "{report}"
     );
-    here.check(&["ssi-hv", "shutdown", "loses"], SHORT)?;
-    let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
-    guest.expect_exit(exit::SHUTDOWN)?;
     let probes = faultprobes(&guest.output.stdout)?;
     ensure!(
         probes.len() == 2 && probes.iter().all(|probe| probe["corrupt_bytes"] == 0),
         "{probes:?}"
     );
-    let report = &guest.report;
     ensure!(
         report["memory"]["lost"]["nodes"] == serde_json::json!([2]),
         "{report}"

@@ -104,7 +104,7 @@ fn initrd(input: &[u8]) {
     let memory = memory();
     let archive = data.take_rest().repeat(usize::from(times));
     let built = Initrd::Built(archive.as_slice().into());
-    match load_initrd(&built, &memory, size, kernel_end) {
+    match load_initrd(&built, &memory, size, kernel_end, &[]) {
         Ok(loaded) => {
             assert!(loaded.start >= kernel_end && loaded.start % PAGE_BYTES == 0);
             assert!(loaded.start + loaded.bytes <= total);

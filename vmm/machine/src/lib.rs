@@ -81,7 +81,8 @@ mod virtio;
 
 pub use acpi::numa::NumaNode;
 pub use boot::cmdline::{
-    DEFAULT_CMDLINE, TSC_KHZ_FOR_LPJ_MAX, command_line, is_of_cmdline, node_parameters,
+    DEFAULT_CMDLINE, MOVABLE_NODE, TSC_KHZ_FOR_LPJ_MAX, command_line, is_of_cmdline,
+    movable_parameter, node_parameters,
 };
 pub use boot::elf_check::ElfError;
 pub use boot::initrd::Initrd;

@@ -121,7 +121,12 @@ impl Machine {
         let kernel = kernel::load_kernel(&config.kernel, &memory, size.low_end)?;
         tracing::debug!(format = ?kernel.format, entry = kernel.entry.0, end = kernel.end, "kernel");
         let initrd = match &config.initrd {
-            Some(initrd) => Some(initrd::load_initrd(initrd, &memory, size, kernel.end)?),
+            Some(initrd) => {
+                let nodes = &config.numa;
+                Some(initrd::load_initrd(
+                    initrd, &memory, size, kernel.end, nodes,
+                )?)
+            }
             None => None,
         };
         let virtio = VirtioDevices::new(&memory, &config.devices)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use memory_fabric::fabric::Fabric;
+use memory_fabric::fabric::{Fabric, OnLostMemory};
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
 
@@ -31,6 +31,7 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     let here = NumaNode {
         memory: memory_of(homes.local()),
         hotplug: None,
+        is_movable: false,
         latency: near.latency,
         bandwidth_mb_s: Some(near.bandwidth_mb_s),
     };
@@ -44,6 +45,8 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
         NumaNode {
             memory: memory_of(donor.id),
             hotplug: None,
+            // What the kernel keeps there would be lost with the donor, and the guest with it.
+            is_movable: config.on_lost_memory == OnLostMemory::Poison,
             latency,
             bandwidth_mb_s,
         }
@@ -56,6 +59,7 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
         nodes.push(NumaNode {
             memory: Vec::new(),
             hotplug: Some((start, added.bytes())),
+            is_movable: false,
             // The donor that will join is not known yet.
             latency: farthest.unwrap_or(JOINER_LATENCY),
             bandwidth_mb_s: None,

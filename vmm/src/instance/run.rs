@@ -22,7 +22,7 @@ use super::vm::{BootedVm, Instance};
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 use crate::config::name::called;
-use crate::config::{Choice as _, OnReboot, RunConfig, RunSettings};
+use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings};
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
@@ -32,7 +32,7 @@ use crate::failure::{Failure, describe as describe_error};
 use crate::lifeline;
 use crate::machine::{
     Initrd, Machine, MachineConfig, MachineError, MachineHandle, Outcome, allowed_cpus,
-    command_line, node_parameters, tsc_khz,
+    command_line, movable_parameter, node_parameters, tsc_khz,
 };
 use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
@@ -367,6 +367,9 @@ fn is_poisoning(config: &RunConfig, fabric: &Fabric) -> bool {
 /// Returns the kernel parameters beside the default ones of every machine.
 fn kernel_parameters(config: &RunConfig) -> Result<String, MachineError> {
     let given = &config.kernel_parameters;
+    if config.on_lost_memory == OnLostMemory::Poison && config.numa == Numa::Expose {
+        return Ok(movable_parameter(given) + given);
+    }
     if config.nodes.is_empty() {
         return Ok(given.clone());
     }

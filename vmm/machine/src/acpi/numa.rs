@@ -23,6 +23,10 @@ pub struct NumaNode {
     pub memory: Vec<(u64, u64)>,
     /// The range in which memory may be added while the guest runs: start and length in bytes.
     pub hotplug: Option<(u64, u64)>,
+    /// Whether the kernel is to keep no data of its own there: its memory is said to be removable, and
+    /// Linux then has only movable pages in it, with the parameter
+    /// [`MOVABLE_NODE`](crate::MOVABLE_NODE).
+    pub is_movable: bool,
     /// Latency of a CPU's uncached access.
     pub latency: Duration,
     /// Read bandwidth in MB/s; `None` if unknown.
@@ -67,9 +71,12 @@ fn srat(cpus: u8, nodes: &[NumaNode]) -> Vec<u8> {
     }
     for (domain, node) in (0..).zip(nodes) {
         for &(start, bytes) in &node.memory {
-            MemoryAffinity::new(domain, start, bytes)
-                .enabled()
-                .to_aml_bytes(&mut body);
+            let memory = MemoryAffinity::new(domain, start, bytes).enabled();
+            if node.is_movable {
+                memory.hotpluggable().to_aml_bytes(&mut body);
+            } else {
+                memory.to_aml_bytes(&mut body);
+            }
         }
         if let Some((start, bytes)) = node.hotplug {
             MemoryAffinity::new(domain, start, bytes)
@@ -162,6 +169,7 @@ mod tests {
         NumaNode {
             memory: memory.to_vec(),
             hotplug: None,
+            is_movable: false,
             latency: Duration::from_nanos(micros * 1000),
             bandwidth_mb_s,
         }
@@ -227,10 +235,24 @@ mod tests {
     }
 
     #[test]
+    fn memory_in_which_the_kernel_keeps_nothing_is_hot_pluggable() {
+        let mut nodes = vec![
+            node(&[(0, 1 << 30)], 1, None),
+            node(&[(1 << 30, 1 << 30)], 100, None),
+        ];
+        nodes[1].is_movable = true;
+        let srat = srat(1, &nodes);
+        // Two entries of 40 bytes at the end, each with its flags at 28.
+        let flags = |entry: usize| u32_at(&srat[srat.len() - 40 * entry..], 28);
+        assert_eq!((flags(2), flags(1)), (0b01, 0b11));
+    }
+
+    #[test]
     fn memory_that_may_be_added_is_hot_pluggable_and_has_its_node() {
         let mut nodes = nodes();
         nodes.push(NumaNode {
             hotplug: Some((4 << 30, 1 << 30)),
+            is_movable: false,
             ..node(&[], 20, None)
         });
         let srat = srat(0, &nodes);

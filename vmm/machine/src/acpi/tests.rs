@@ -100,6 +100,7 @@ fn the_tables_of_the_largest_machine_fit() {
     let node = NumaNode {
         memory: vec![(0, 4096); 2],
         hotplug: Some((1 << 32, 4096)),
+        is_movable: false,
         latency: std::time::Duration::from_micros(1),
         bandwidth_mb_s: Some(1),
     };

@@ -48,6 +48,19 @@ pub fn node_parameters(given: &str, tsc_khz: Option<u32>) -> String {
     kept.map(|parameter| parameter + " ").collect()
 }
 
+/// The parameter with which Linux keeps only movable pages, none of its own data, in the memory of
+/// nodes that are said to be removable.
+pub const MOVABLE_NODE: &str = "movable_node";
+
+/// Returns [`MOVABLE_NODE`], followed by a space, unless `given` has it.
+#[must_use]
+pub fn movable_parameter(given: &str) -> String {
+    if names(given).any(|name| name == MOVABLE_NODE) {
+        return String::new();
+    }
+    format!("{MOVABLE_NODE} ")
+}
+
 /// The names of the parameters up to `--`, after which the kernel takes none for itself. A name may
 /// be written with `-` for `_`, and the whole parameter may be quoted (Linux, kernel/params.c and
 /// lib/cmdline.c).
@@ -115,6 +128,13 @@ mod tests {
             beyond.contains("tsc_early_khz=") && !beyond.contains("lpj"),
             "{beyond}"
         );
+    }
+
+    #[test]
+    fn nodes_are_movable_once() {
+        assert_eq!(movable_parameter("quiet"), "movable_node ");
+        assert_eq!(movable_parameter("quiet movable-node"), "");
+        assert_eq!(movable_parameter("quiet -- movable_node"), "movable_node ");
     }
 
     #[test]

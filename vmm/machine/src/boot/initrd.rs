@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use crate::acpi::numa::NumaNode;
 use crate::error::MachineError;
 use crate::layout::PAGE_BYTES;
 use crate::memory::MemorySize;
@@ -47,12 +48,13 @@ pub(crate) fn load_initrd(
     memory: &GuestMemoryMmap,
     size: MemorySize,
     kernel_end: u64,
+    nodes: &[NumaNode],
 ) -> Result<LoadedInitrd, MachineError> {
     match initrd {
-        Initrd::File(path) => load_initrd_file(path, memory, size, kernel_end),
+        Initrd::File(path) => load_initrd_file(path, memory, size, kernel_end, nodes),
         Initrd::Built(archive) => {
             let bytes = u64::try_from(archive.len()).unwrap_or(u64::MAX);
-            let start = room_for_initrd(initrd.path(), bytes, size, kernel_end)?;
+            let start = room_for_initrd(initrd.path(), bytes, size, kernel_end, nodes)?;
             memory
                 .write_slice(archive, GuestAddress(start))
                 .map_err(initrd_not_written)?;
@@ -73,6 +75,7 @@ fn load_initrd_file(
     memory: &GuestMemoryMmap,
     size: MemorySize,
     kernel_end: u64,
+    nodes: &[NumaNode],
 ) -> Result<LoadedInitrd, MachineError> {
     let read_error = |source| MachineError::InitrdRead {
         path: path.to_owned(),
@@ -89,7 +92,7 @@ fn load_initrd_file(
             path: path.to_owned(),
         });
     }
-    let start = room_for_initrd(path, bytes, size, kernel_end)?;
+    let start = room_for_initrd(path, bytes, size, kernel_end, nodes)?;
     // Through a buffer, not directly into guest memory: a file system that pins the destination
     // pages, as 9p does, waits for them uninterruptibly. If their donor is lost, not even SIGKILL
     // ends the process.
@@ -107,13 +110,28 @@ fn load_initrd_file(
     Ok(LoadedInitrd { start, bytes })
 }
 
+/// Returns the memory for the initrd: that below the nodes in which the kernel is to keep nothing.
+/// Linux keeps data of its own in a node that has the initrd.
+fn preferred(size: MemorySize, kernel_end: u64, nodes: &[NumaNode]) -> MemorySize {
+    let movable = nodes.iter().filter(|node| node.is_movable);
+    let starts = movable.flat_map(|node| node.memory.iter().map(|(start, _)| *start));
+    let first = starts.filter(|start| *start >= kernel_end).min();
+    MemorySize {
+        low_end: first.unwrap_or(size.low_end).min(size.low_end),
+        ..size
+    }
+}
+
 fn room_for_initrd(
     path: &Path,
     bytes: u64,
     size: MemorySize,
     kernel_end: u64,
+    nodes: &[NumaNode],
 ) -> Result<u64, MachineError> {
-    initrd_start(bytes, size, kernel_end).ok_or_else(|| MachineError::InitrdTooLarge {
+    let start = initrd_start(bytes, preferred(size, kernel_end, nodes), kernel_end);
+    let start = start.or_else(|| initrd_start(bytes, size, kernel_end));
+    start.ok_or_else(|| MachineError::InitrdTooLarge {
         path: path.to_owned(),
         bytes,
         room: size
@@ -158,10 +176,29 @@ mod tests {
     }
 
     #[test]
+    fn it_goes_below_nodes_that_the_kernel_does_not_use() {
+        let node = |start, is_movable| NumaNode {
+            memory: vec![(start, 64 << 20)],
+            hotplug: None,
+            is_movable,
+            latency: std::time::Duration::from_micros(1),
+            bandwidth_mb_s: None,
+        };
+        let end = |nodes: &[NumaNode]| preferred(size(GIB), 32 << 20, nodes).low_end;
+        assert_eq!(end(&[]), GIB);
+        assert_eq!(end(&[node(0, false), node(64 << 20, false)]), GIB);
+        let nodes = [node(0, false), node(128 << 20, true), node(64 << 20, true)];
+        assert_eq!(end(&nodes), 64 << 20);
+        // The kernel itself is there already.
+        assert_eq!(end(&[node(0, true)]), GIB);
+        assert_eq!(end(&[node(5 * GIB, true)]), GIB);
+    }
+
+    #[test]
     fn an_initrd_larger_than_memory_is_refused_with_the_room_there_is() {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        let load = |path: &Path| load_initrd_file(path, &memory, size(4 << 20), 3 << 20);
+        let load = |path: &Path| load_initrd_file(path, &memory, size(4 << 20), 3 << 20, &[]);
         assert!(matches!(
             load(file.path()),
             Err(MachineError::InitrdEmpty { .. })
