@@ -22,6 +22,9 @@ const PROBE_BYTES: u64 = 64 << 20;
 const PROBE_PAGES: u64 = PROBE_BYTES / 4096;
 /// Pages that are written to the donor that is killed before it is.
 const WRITTEN_MIN: u64 = 8000;
+/// Pages that come back from it before that: its process has then filled its memory, and allocates
+/// no more. A kernel that clears a lost free page for a new use panics.
+const FETCHED_MIN: u64 = 6000;
 /// The process on the donor that is lost would never end. The other one visits its memory until
 /// some time after the loss. Each is waited for, so that their order does not matter.
 const WORK: &str = "faultprobe --bytes 64M --node 2 --passes 100 & lost=$!; \
@@ -47,7 +50,8 @@ fn poison(context: &Context<'_>) -> Result {
     let deadline = Instant::now() + GUEST_DEADLINE;
     loop {
         let now = now()?;
-        if number(&now, "/vms/0/nodes/2/pages_written_back")? >= WRITTEN_MIN {
+        let of = |key: &str| number(&now, &format!("/vms/0/nodes/2/{key}"));
+        if of("pages_written_back")? >= WRITTEN_MIN && of("pages_fetched")? >= FETCHED_MIN {
             ensure!(now["vms"][0]["memory"]["lost"].is_null(), "{now}");
             break;
         }
