@@ -47,11 +47,11 @@ const PAGER: &[libc::c_long] = calls! {
     SYS_sched_setscheduler SYS_setpriority
 };
 
-/// Disks, taps by `ioctl`, memory that is added, and sockets of host programs.
+/// Disks, taps by `ioctl`, memory that is added or given back, and sockets of host programs.
 const DEVICE: &[libc::c_long] = calls! {
     SYS_accept4 SYS_clone SYS_clone3 SYS_connect SYS_fallocate SYS_fdatasync SYS_fstat SYS_fsync
-    SYS_ioctl SYS_lseek SYS_mbind SYS_pread64 SYS_preadv SYS_process_madvise SYS_pwrite64 SYS_pwritev
-    SYS_socket SYS_statx
+    SYS_ioctl SYS_lseek SYS_mbind SYS_mincore SYS_pread64 SYS_preadv SYS_process_madvise
+    SYS_pwrite64 SYS_pwritev SYS_socket SYS_statx
 };
 
 fn lists(class: ThreadClass) -> [&'static [libc::c_long]; 4] {
