@@ -24,7 +24,7 @@ const PROBE_PAGES: u64 = PROBE_BYTES / 4096;
 const WRITTEN_MIN: u64 = 8000;
 /// Pages that come back from it before that: its process has then filled its memory, and allocates
 /// no more. A kernel that clears a lost free page for a new use panics.
-const FETCHED_MIN: u64 = 6000;
+const FETCHED_MIN: u64 = 4000;
 /// The process on the donor that is lost would never end. The other one visits its memory until
 /// some time after the loss. Each is waited for, so that their order does not matter.
 const WORK: &str = "faultprobe --bytes 64M --node 2 --passes 100 & lost=$!; \

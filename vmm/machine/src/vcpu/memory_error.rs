@@ -17,6 +17,8 @@ const IN_SUCCESSION_MAX: u32 = 1000;
 pub(crate) struct Errors {
     page: u64,
     in_succession: u32,
+    /// The page and the instruction of the last signal that led to no machine check yet.
+    signalled: Option<(u64, u64)>,
 }
 
 impl Errors {
@@ -29,13 +31,33 @@ impl Errors {
         self.in_succession += 1;
         self.in_succession
     }
+
+    /// Notes a signal for a page at an instruction. Returns whether that instruction has used the page,
+    /// which it has when the signal comes twice.
+    ///
+    /// KVM lets the guest handle interrupts while a page is on its way (asynchronous page faults), and
+    /// signals the loss then, in the middle of such a handler. The kernel would take that for an error
+    /// of its own. The instruction that waits for the page comes later.
+    fn is_repeated(&mut self, page: u64, instruction: u64) -> bool {
+        let now = Some((page, instruction));
+        let is_repeated = self.signalled == now;
+        self.signalled = now.filter(|_| !is_repeated);
+        is_repeated
+    }
 }
 
 impl Vcpu {
     /// Handles an error at an address of this process.
     pub(super) fn memory_error(&mut self, shared: &Shared, address: u64) -> Step {
         match memory_errors::guest_address(&shared.memory, address) {
-            Some(address) => self.lost_page(shared, address.0, Stopped::Before),
+            Some(address) => {
+                let rip = self.rip();
+                if self.errors.is_repeated(address.0 & !0xfff, rip) {
+                    self.lost_page(shared, address.0, Stopped::Before)
+                } else {
+                    Step::Continue
+                }
+            }
             // The handler accepts no other address.
             None => self.crash(&format!("memory error at {address:#x} of the monitor")),
         }
@@ -94,5 +116,13 @@ mod tests {
             [1, 1, 2, 1].map(|page| errors.count(page << 12)),
             [1, 2, 1, 1]
         );
+    }
+
+    #[test]
+    fn an_instruction_has_used_a_page_when_the_signal_comes_twice() {
+        let mut errors = Errors::default();
+        let signals = [(1, 7), (1, 8), (1, 8), (1, 8), (2, 8), (1, 8), (1, 8)];
+        let used = signals.map(|(page, rip)| errors.is_repeated(page << 12, rip));
+        assert_eq!(used, [false, false, true, false, false, false, true]);
     }
 }
