@@ -1,4 +1,4 @@
-//! System calls of the process, by seccomp.
+//! System calls, by seccomp.
 //!
 //! The list is that of an ordinary service with threads, files, sockets and timers, without what starts
 //! programs, changes users, name spaces, mounts, modules or the clock, or looks into other processes.
@@ -15,7 +15,7 @@ macro_rules! calls {
 }
 
 /// System calls that are allowed.
-pub(crate) const ALLOWED: &[libc::c_long] = calls! {
+const ALLOWED: &[libc::c_long] = calls! {
     // Memory.
     SYS_brk SYS_madvise SYS_mbind SYS_memfd_create SYS_mincore SYS_mlock SYS_mlock2 SYS_mmap
     SYS_move_pages SYS_mprotect SYS_mremap SYS_msync SYS_munlock SYS_munmap SYS_pkey_alloc
@@ -55,19 +55,14 @@ pub(crate) const ALLOWED: &[libc::c_long] = calls! {
     SYS_accept SYS_accept4 SYS_bind SYS_connect SYS_getpeername SYS_getsockname SYS_getsockopt
     SYS_listen SYS_recvfrom SYS_recvmmsg SYS_recvmsg SYS_sendmmsg SYS_sendmsg SYS_sendto
     SYS_setsockopt SYS_shutdown SYS_socket SYS_socketpair
-    // Threads restrict themselves further.
-    SYS_seccomp
     // What the process is, and its limits.
     SYS_capget SYS_getegid SYS_geteuid SYS_getgid SYS_getgroups SYS_getpgid SYS_getpgrp
     SYS_getrandom SYS_getresgid SYS_getresuid SYS_getrlimit SYS_getrusage SYS_getsid SYS_getuid
     SYS_prlimit64 SYS_setrlimit SYS_sysinfo SYS_uname
 };
 
-/// Makes a filter that allows these calls, and ends the process at any other.
-pub(crate) fn program(
-    allowed: impl IntoIterator<Item = libc::c_long>,
-) -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules: BTreeMap<i64, Vec<_>> = allowed.into_iter().map(|call| (call, Vec::new())).collect();
+fn program() -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules: BTreeMap<i64, Vec<_>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::KillProcess,
@@ -79,7 +74,5 @@ pub(crate) fn program(
 
 /// Restricts all threads of this process.
 pub(crate) fn restrict() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    Ok(apply_filter_all_threads(&program(
-        ALLOWED.iter().copied(),
-    )?)?)
+    Ok(apply_filter_all_threads(&program()?)?)
 }

@@ -3,13 +3,10 @@
 //! A guest that takes over its monitor gets what the monitor has. [`Sandbox::enter`] therefore gives
 //! up what a running VM does not need: all files but those that are named and those of the system
 //! ([Landlock], kernels from 5.13 on), and all system calls but those of an ordinary service (seccomp).
-//! Threads that the guest is closest to have fewer: those of vCPUs, the pager and devices.
 //!
 //! [Landlock]: https://docs.kernel.org/userspace-api/landlock.html
 
-#[macro_use]
 mod calls;
-mod classes;
 mod files;
 
 use std::os::unix::fs::FileTypeExt as _;
@@ -91,8 +88,6 @@ impl Sandbox {
     /// Restricts this process. System calls are restricted for all its threads, files for this thread
     /// and those that it starts from here on. There is no way back.
     ///
-    /// Threads that begin a [class](fabric_host::ThreadClass) from here on have fewer system calls.
-    ///
     /// A file that is not allowed is `EACCES`; a system call that is not allowed ends the process with
     /// `SIGSYS`.
     ///
@@ -101,7 +96,6 @@ impl Sandbox {
     pub fn enter(&self) -> Result<Restricted, SandboxError> {
         let files = files::restrict(self).map_err(SandboxError::Files)?;
         calls::restrict().map_err(SandboxError::Calls)?;
-        fabric_host::restrict_classes(classes::restrict);
         Ok(Restricted { files })
     }
 }

@@ -8,7 +8,6 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use fabric_host::{ThreadClass, begin_class};
 use ssi_hv_sandbox::{Restricted, Sandbox};
 
 /// Names the case that a process of [`in_its_process`] is.
@@ -64,27 +63,6 @@ fn in_its_process() {
             let error = Command::new("/bin/true").exec();
             unreachable!("a program could have been started: {error}");
         }
-        Some("vcpu") => in_class(ThreadClass::Vcpu, || {
-            // SAFETY: no pointer is passed; the call does not return.
-            unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) };
-        }),
-        Some("pager") => in_class(ThreadClass::Pager, || {
-            let _ = std::net::TcpStream::connect(("127.0.0.1", 1));
-        }),
-        Some("device") => in_class(ThreadClass::Device, || {
-            let _ = fs::File::open("/proc/self/status");
-        }),
-        Some("started") => in_class(ThreadClass::Vcpu, || {
-            let _ = std::thread::spawn(|| fs::File::open("/dev/null")).join();
-        }),
-        Some("classes") => {
-            for class in [ThreadClass::Vcpu, ThreadClass::Pager, ThreadClass::Device] {
-                begin(class, || {});
-            }
-            // Other threads have what they had.
-            fs::read("/proc/self/status").expect("allowed");
-            self::work();
-        }
         Some("mount") => {
             // SAFETY: no pointer is passed; the call does not return.
             unsafe { libc::syscall(libc::SYS_umount2, 0, 0) };
@@ -92,28 +70,6 @@ fn in_its_process() {
         }
         other => unreachable!("{other:?}"),
     }
-}
-
-/// Runs a thread of that class, which first does what all of them may do.
-fn begin(class: ThreadClass, then: impl FnOnce() + Send + 'static) {
-    let mut null = fs::File::create("/dev/null").expect("allowed");
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        begin_class(class);
-        std::io::Write::write_all(&mut null, b"x").expect("allowed");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        sender.send(vec![7_u8; 1 << 20]).expect("a receiver");
-        then();
-    });
-    let sent = receiver.recv().expect("it was not ended");
-    assert_eq!(sent.len(), 1 << 20);
-    thread.join().expect("no panic");
-}
-
-/// The last thing that a thread of that class does.
-fn in_class(class: ThreadClass, forbidden: impl FnOnce() + Send + 'static) {
-    begin(class, forbidden);
-    unreachable!("a {class:?} thread could do that");
 }
 
 fn files(place: &Path) {
@@ -157,19 +113,6 @@ fn only_named_files_can_be_opened() {
 #[test]
 fn threads_and_sockets_work() {
     assert!(run("work", place().path()).success());
-}
-
-#[test]
-fn threads_of_a_class_do_their_work_and_others_have_more() {
-    assert!(run("classes", place().path()).success());
-}
-
-#[test]
-fn a_call_that_its_class_has_not_ends_the_process() {
-    for case in ["vcpu", "pager", "device", "started"] {
-        let status = run(case, place().path());
-        assert_eq!(status.signal(), Some(libc::SIGSYS), "{case}: {status}");
-    }
 }
 
 #[test]

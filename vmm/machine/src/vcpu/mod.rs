@@ -17,7 +17,6 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use fabric_host::{ThreadClass, begin_class};
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use ssi_hv_nodes::NodeNumber;
@@ -136,7 +135,6 @@ impl Vcpu {
                 let is_pinned = result.is_ok();
                 // The receiver exists: the starting thread waits for this result.
                 let _ = report.send(result);
-                begin_class(ThreadClass::Vcpu);
                 if is_pinned {
                     self.run(&of_thread);
                 } else {
