@@ -60,7 +60,7 @@ pub(super) mod testing {
     static LOST: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
     fn check(place: *const u8) -> bool {
-        let page = place.addr() & !(PAGE_BYTES as usize - 1);
+        let page = place.addr() & !0xfff;
         !crate::lock(&LOST).contains(&page)
     }
 
