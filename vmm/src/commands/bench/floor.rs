@@ -1,9 +1,9 @@
 //! The floor of a remote fault: a pager that does only what none can avoid.
 //!
 //! A thread touches pages that are not there. Another one reads the fault from userfaultfd, sends a
-//! request to a donor, receives the page and copies it into place. There is no page map, no limit of
-//! memory and no eviction. Threads, connection and donor are those of the product, on the same CPUs,
-//! and wait as they do.
+//! request to a donor, receives the page and copies it into place. There is no page map, no limit
+//! of memory and no eviction. Threads, connection and donor are those of the product, on the same
+//! CPUs, and wait as they do.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
@@ -41,6 +41,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest sleep of the handler: then it looks whether it is to end.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 
+/// Times that a round measures the floor. The fastest counts: the scheduler lets the donor's
+/// thread, which polls, keep the CPU of the thread that touches in some of them, whatever the pager
+/// does.
+const TRIES: usize = 8;
+
 /// What the touches of one round took.
 #[derive(Debug)]
 pub(super) struct Touched {
@@ -51,6 +56,18 @@ pub(super) struct Touched {
 
 /// Measures touches of pages that come from a donor, or without one from the handler itself.
 pub(super) fn touch(
+    donor: Option<(SocketAddr, &Carrier)>,
+    checksum: bool,
+    threads: u32,
+    placement: &Placement,
+) -> Result<Touched> {
+    let tries = (0..TRIES).map(|_| touch_once(donor, checksum, threads, placement));
+    let tries = tries.collect::<Result<Vec<_>>>()?;
+    let fastest = tries.into_iter().min_by_key(|one| one.times.summary().p50);
+    fastest.context("no try")
+}
+
+fn touch_once(
     donor: Option<(SocketAddr, &Carrier)>,
     checksum: bool,
     threads: u32,

@@ -1,5 +1,5 @@
-//! The floor of a sequential scan: each page is received, copied into place and mapped, read, unmapped
-//! and freed, in runs, and nothing else is done.
+//! The floor of a sequential scan: each page is received, copied into place and mapped, read,
+//! unmapped and freed, in runs, and nothing else is done.
 //!
 //! One thread receives and installs, another one reads, as in the product; nobody handles a fault:
 //! a thread that reads ahead of the pages waits in the kernel until they are installed.
