@@ -1,12 +1,7 @@
-//! Certificates of donors: generation and verification.
+//! Certificates of donors, which sign themselves.
 
 use crate::Fingerprint;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
-};
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, Error, SignatureScheme};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use sha2::{Digest, Sha256};
 use std::io;
 
@@ -16,22 +11,6 @@ pub const NAME: &str = "ssi-hv";
 /// Returns the fingerprint of a certificate.
 pub(crate) fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
     Fingerprint(Sha256::digest(certificate).into())
-}
-
-/// Checks that a certificate has the fingerprint `wanted`, if one is given.
-pub(crate) fn check_fingerprint(
-    certificate: &CertificateDer<'_>,
-    wanted: Option<Fingerprint>,
-) -> Result<(), Error> {
-    let found = fingerprint_of(certificate);
-    match wanted {
-        Some(wanted) if wanted != found => Err(Error::General(format!(
-            "its fingerprint is {found}, and not {wanted}: it is another node, or was \
-             restarted, or a third party intercepts the connection; give the fingerprint that the \
-             node printed"
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// A donor's certificate and its key.
@@ -62,61 +41,6 @@ impl Identity {
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         fingerprint_of(&self.certificate)
-    }
-}
-
-/// Accepts the donor with one fingerprint, or any donor if none is given. In both cases the peer
-/// must prove that it has the private key of its certificate.
-#[derive(Debug)]
-pub struct DonorVerifier {
-    wanted: Option<Fingerprint>,
-    algorithms: WebPkiSupportedAlgorithms,
-}
-
-impl DonorVerifier {
-    /// Creates a verifier that accepts the donor with the fingerprint `wanted`, or any.
-    #[must_use]
-    pub fn new(wanted: Option<Fingerprint>, provider: &CryptoProvider) -> Self {
-        Self {
-            wanted,
-            algorithms: provider.signature_verification_algorithms,
-        }
-    }
-}
-
-impl ServerCertVerifier for DonorVerifier {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        check_fingerprint(certificate, self.wanted)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
     }
 }
 

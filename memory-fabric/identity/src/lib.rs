@@ -2,6 +2,8 @@
 //! certificates that a donor generates at its start, identified by their fingerprints.
 
 #[cfg(feature = "certificates")]
+mod by_fingerprint;
+#[cfg(feature = "certificates")]
 mod certificate;
 #[cfg(feature = "certificates")]
 pub mod credentials;
@@ -19,7 +21,9 @@ pub mod subject;
 mod verifiers;
 
 #[cfg(feature = "certificates")]
-pub use certificate::{DonorVerifier, Identity, NAME};
+pub use by_fingerprint::FingerprintVerifier;
+#[cfg(feature = "certificates")]
+pub use certificate::{Identity, NAME};
 #[cfg(feature = "certificates")]
 pub use credentials::{Credentials, CredentialsError};
 pub use fingerprint::{Fingerprint, FingerprintError};

@@ -1,9 +1,9 @@
 //! Certificates that are known one by one: those of the processes of one VM on several hosts.
 //!
-//! Each process makes a key that never leaves it, and a certificate for it that lasts as long as the
-//! process. Their fingerprints come to the other processes over connections between members of the
-//! cluster. An authority for each boot would do the same with keys that travel; and this needs no
-//! clock.
+//! Each process makes a key that never leaves it, and a certificate for it that lasts as long as
+//! the process. Their fingerprints come to the other processes over connections between members of
+//! the cluster. An authority for each boot would do the same with keys that travel; and this needs
+//! no clock.
 
 use std::fmt;
 use std::io;
@@ -11,18 +11,12 @@ use std::sync::Arc;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
 use rustls::client::Resumption;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
-};
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use rustls::version::TLS13;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName as Issuer, Error, ServerConfig,
-    SignatureScheme,
-};
+use rustls::{ClientConfig, Error, ServerConfig};
 
+use crate::by_fingerprint::FingerprintVerifier;
 use crate::certificate::{Identity, NAME, fingerprint_of};
 use crate::{Fingerprint, Subject};
 
@@ -70,15 +64,12 @@ impl PinnedIdentity {
         self.identity.fingerprint()
     }
 
-    fn verifier(&self, accepted: Vec<Fingerprint>) -> Arc<PinnedVerifier> {
-        Arc::new(PinnedVerifier {
-            accepted,
-            algorithms: self.provider.signature_verification_algorithms,
-        })
+    fn verifier(&self, accepted: Vec<Fingerprint>) -> Arc<FingerprintVerifier> {
+        Arc::new(FingerprintVerifier::of_processes(accepted, &self.provider))
     }
 
-    /// Returns the configuration for a connection to the process with the certificate `peer`: TLS 1.3
-    /// only, and no session is resumed.
+    /// Returns the configuration for a connection to the process with the certificate `peer`: TLS
+    /// 1.3 only, and no session is resumed.
     ///
     /// # Errors
     ///
@@ -96,8 +87,8 @@ impl PinnedIdentity {
         Ok(tls)
     }
 
-    /// Returns the configuration for connections from the processes with the certificates `peers`: TLS
-    /// 1.3 only, and no session is resumed.
+    /// Returns the configuration for connections from the processes with the certificates `peers`:
+    /// TLS 1.3 only, and no session is resumed.
     ///
     /// # Errors
     ///
@@ -116,100 +107,6 @@ impl PinnedIdentity {
     }
 }
 
-/// Accepts certificates with these fingerprints, whose holders prove that they have the keys.
-#[derive(Debug)]
-struct PinnedVerifier {
-    accepted: Vec<Fingerprint>,
-    algorithms: WebPkiSupportedAlgorithms,
-}
-
-impl PinnedVerifier {
-    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        let found = fingerprint_of(certificate);
-        if self.accepted.contains(&found) {
-            return Ok(());
-        }
-        Err(Error::General(format!(
-            "its fingerprint is {found}, which is not that of a process of this VM that is expected \
-             here: it is of another VM or an earlier boot, or a third party intercepts the connection"
-        )))
-    }
-}
-
-impl ServerCertVerifier for PinnedVerifier {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        self.check(certificate)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
-}
-
-impl ClientCertVerifier for PinnedVerifier {
-    fn root_hint_subjects(&self) -> &[Issuer] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        self.check(certificate)?;
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
-}
-
 /// The processes of one VM as one of them knows them, and what its connections to them are made of.
 #[derive(Debug)]
 pub struct PinnedPeers {
@@ -219,8 +116,8 @@ pub struct PinnedPeers {
 }
 
 impl PinnedPeers {
-    /// Lists the processes in their order. The process with `identity` is at the place `me`: it connects
-    /// to those behind it, and accepts those before it.
+    /// Lists the processes in their order. The process with `identity` is at the place `me`: it
+    /// connects to those behind it, and accepts those before it.
     ///
     /// # Errors
     ///

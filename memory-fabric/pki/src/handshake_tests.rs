@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fabric_identity::credentials;
-use fabric_identity::{Credentials, DonorVerifier, Identity, NAME, Name};
+use fabric_identity::{Credentials, FingerprintVerifier, Identity, NAME, Name};
 use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
@@ -219,5 +219,8 @@ fn careless() -> rustls::ConfigBuilder<ClientConfig, WantsClientCert> {
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())))
+        .with_custom_certificate_verifier(Arc::new(FingerprintVerifier::of_donor(
+            None,
+            &provider(),
+        )))
 }

@@ -3,7 +3,7 @@
 
 use super::cluster::{Cluster, Pair, name, self_signed, uri};
 use super::{control_as, control_credentials, lease_as, lease_request};
-use fabric_identity::{DonorVerifier, ExpectedNode, NAME, Role};
+use fabric_identity::{ExpectedNode, FingerprintVerifier, NAME, Role};
 use fabric_test_support::*;
 use fabric_transport::control::{ControlError, ControlStream};
 use fabric_transport::stream::{Carrier, Stream};
@@ -36,7 +36,10 @@ pub fn config(shown: Option<Pair>) -> ClientConfig {
         .with_protocol_versions(&[&TLS13])
         .expect("TLS 1.3")
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())));
+        .with_custom_certificate_verifier(Arc::new(FingerprintVerifier::of_donor(
+            None,
+            &provider(),
+        )));
     match shown {
         None => config.with_no_client_auth(),
         Some(Pair { certificate, key }) => {
@@ -56,7 +59,10 @@ pub fn config_of(cluster: &Cluster, holder: &str) -> ClientConfig {
         .with_protocol_versions(&[&TLS13])
         .expect("TLS 1.3")
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())))
+        .with_custom_certificate_verifier(Arc::new(FingerprintVerifier::of_donor(
+            None,
+            &provider(),
+        )))
         .with_client_auth_cert(chain, key)
         .expect("a certificate and its key")
 }
@@ -131,7 +137,8 @@ fn who_has_no_valid_certificate_gets_no_lease() {
     }
 }
 
-/// Certificates that no node of `prod` accepts; `other` is another authority of a cluster of that name.
+/// Certificates that no node of `prod` accepts; `other` is another authority of a cluster of that
+/// name.
 pub fn invalid(prod: &Cluster, other: &Cluster) -> Vec<(&'static str, Option<Pair>)> {
     let now = OffsetDateTime::now_utc();
     let day = time::Duration::DAY;

@@ -4,7 +4,7 @@ use super::streams::STREAMS;
 use crate::UNKNOWN_BYTES_MAX;
 use crate::tls::TlsError;
 use fabric_identity::{
-    CredentialsError, DonorVerifier, ExpectedNode, Fingerprint, Identity, SharedCredentials,
+    CredentialsError, ExpectedNode, Fingerprint, FingerprintVerifier, Identity, SharedCredentials,
 };
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn_proto::{
@@ -104,7 +104,7 @@ pub(super) fn client_tls(expected: &Expected) -> io::Result<rustls::ClientConfig
         Expected::Fingerprint(fingerprint) => *fingerprint,
     };
     let provider = provider();
-    let verifier = Arc::new(DonorVerifier::new(fingerprint, &provider));
+    let verifier = Arc::new(FingerprintVerifier::of_donor(fingerprint, &provider));
     let tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(io::Error::other)?
