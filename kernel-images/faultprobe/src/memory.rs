@@ -14,7 +14,8 @@ pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 /// Memory left to the rest of the guest; without it, the kernel would kill this process midway.
 const RESERVE_BYTES: u64 = 48 << 20;
 /// How often, and at what interval, the kernel is asked for the free memory until there is enough.
-/// Pages that a guest is reporting to its balloon as free count as used for the time of the report.
+/// Pages that a guest is reporting to its balloon as free count as used for the time of the report,
+/// and no event tells when that is over.
 const ROOM_TRIES: u32 = 100;
 const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 

@@ -80,7 +80,7 @@ fn sealed_faults_are_measured_beside_others_and_find_every_byte() {
 #[test]
 fn faults_under_tls_find_every_byte() {
     let memory = ["--memory", "48M", "--local-memory", "16M"];
-    let result = bench(&[&["fault", "--tls", "--faults", "4000"][..], &memory].concat());
+    let result = bench(&[&["fault", "--tls", "--faults", "5000"][..], &memory].concat());
     assert_eq!(result["transport"], "tls", "{result}");
     for ratio in ["ratio_p50", "ratio_p99", "ratio_cpu"] {
         assert!(result[ratio].as_f64() > Some(0.0), "{ratio}: {result}");
@@ -90,9 +90,9 @@ fn faults_under_tls_find_every_byte() {
         result["floor"]["latency_us"]["p50"].as_f64() > Some(2.0),
         "{result}"
     );
-    assert!(result["faults"].as_u64() >= Some(4000), "{result}");
+    assert!(result["faults"].as_u64() >= Some(5000), "{result}");
     let verified = result["verified_bytes"].as_u64();
-    assert!(verified >= Some(4000 * 4096), "{result}");
+    assert!(verified >= Some(5000 * 4096), "{result}");
     assert_eq!(result["corrupt_bytes"], 0);
 }
 

@@ -16,7 +16,8 @@ use fabric_test_support::{Words, config, fill, start, verify};
 use fabric_transport::control::ControlStream;
 use fabric_transport::stream::Carrier;
 use fabric_wire::{Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
-use memory_fabric::fabric::FabricConfig;
+use memory_fabric::fabric::{FabricConfig, FabricEvent};
+use memory_fabric::link::LinkEvent;
 use serde_json::Value;
 use ssi_hv::credentials;
 
@@ -207,8 +208,17 @@ fn flooded(addresses: usize, credentials: bool) {
     config.credentials.clone_from(&vm);
     config.donors[0].name = credentials.then(|| "alpha".parse().expect("a name"));
     config.donors[0].bytes = Some(GUEST);
-    let running = start(&config);
-    let words = Words::of(&running.fabric);
+    let fabric_test_support::Running { fabric, events } = start(&config);
+    // Threads that wait for a page of a lost donor would wait for ever.
+    thread::spawn(move || {
+        for event in events {
+            if let FabricEvent::Link(LinkEvent::Lost { reason, .. }) = event {
+                eprintln!("the VM has lost the node that is flooded: {reason}");
+                std::process::abort();
+            }
+        }
+    });
+    let words = Words::of(&fabric);
     fill(words, 1);
 
     let tcp = match &vm {
@@ -292,7 +302,7 @@ fn flooded(addresses: usize, credentials: bool) {
     // By UDP a lost packet alone takes up to 600 ms.
     assert!(by_tcp.0 > 10 && by_udp.0 > 1, "{by_tcp:?} {by_udp:?}");
     drop(opened);
-    running.fabric.shutdown();
+    fabric.shutdown();
     assert_eq!(node.end(libc::SIGTERM), Some(0));
 }
 
