@@ -77,8 +77,8 @@ impl Listeners {
         })
     }
 
-    /// Like [`bind`](Self::bind), for connections under TLS: makes a certificate for this process, which
-    /// is at the place `me` of the VM.
+    /// Like [`bind`](Self::bind), for connections under TLS: makes a certificate for this process,
+    /// which is at the place `me` of the VM.
     ///
     /// # Errors
     ///
@@ -110,8 +110,8 @@ impl Listeners {
         self.identity.as_ref().map(PinnedIdentity::fingerprint)
     }
 
-    /// What makes the connections of the process at the place `me` of `table` secure; `None` without
-    /// certificates.
+    /// What makes the connections of the process at the place `me` of `table` secure; `None`
+    /// without certificates.
     fn security(
         &self,
         me: u8,

@@ -26,8 +26,8 @@ pub fn body(name: &str) -> Body {
     found.unwrap_or_else(|| panic!("no fuzz target {name}")).1
 }
 
-/// A rule and any bytes as the certificate of a member: the certificate is refused, or names a member
-/// that may use as much as the rule says if it names the member, and nothing otherwise.
+/// A rule and any bytes as the certificate of a member: the certificate is refused, or names a
+/// member that may use as much as the rule says if it names the member, and nothing otherwise.
 fn certificate(input: &[u8]) {
     let Some((length, rest)) = input.split_first() else {
         return;
@@ -72,8 +72,8 @@ const IMAGE: Image = Image {
     image_checksum: 0x1234_5678,
 };
 
-/// Any bytes as a working set, half of them with the right checksum: refused, or runs of pages that the
-/// guest has.
+/// Any bytes as a working set, half of them with the right checksum: refused, or runs of pages that
+/// the guest has.
 fn working_set_file(input: &[u8]) {
     let Some((corrected, file)) = input.split_first() else {
         return;

@@ -105,8 +105,8 @@ fn reload_route(state: &NodeState) -> Answer {
     answer(200, &reloaded.ok_or_else(without_credentials)?)
 }
 
-/// Reads the credentials of a node again, and its rules; all of those in use stay when one of the new
-/// ones cannot be used. Returns `None` when there are none.
+/// Reads the credentials of a node again, and its rules; all of those in use stay when one of the
+/// new ones cannot be used. Returns `None` when there are none.
 ///
 /// # Errors
 ///

@@ -122,8 +122,8 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
         None
     }
 
-    /// A timer at which requests that waited for it may go on. All queues are served when it becomes
-    /// readable (edge-triggered).
+    /// A timer at which requests that waited for it may go on. All queues are served when it
+    /// becomes readable (edge-triggered).
     fn timer(&self) -> Option<BorrowedFd<'_>> {
         None
     }

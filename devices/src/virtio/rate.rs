@@ -1,14 +1,14 @@
 //! Limits of how much a device does per second.
 //!
 //! A bucket holds what may be done at once, fills at the rate of the limit up to what one second
-//! brings, and is full at the start. A request may begin while one unit is in it, and is then
-//! taken from it in full, so that one that is larger than the bucket is not refused: the bucket owes
-//! it, and the next request waits until that is filled up again. Over any time of `t` seconds a
-//! device therefore does at most `t + 1` times its rate, what may be done once beyond it, and one
-//! request of each of its threads.
+//! brings, and is full at the start. A request may begin while one unit is in it, and is then taken
+//! from it in full, so that one that is larger than the bucket is not refused: the bucket owes it,
+//! and the next request waits until that is filled up again. Over any time of `t` seconds a device
+//! therefore does at most `t + 1` times its rate, what may be done once beyond it, and one request
+//! of each of its threads.
 //!
-//! A request that may not begin stays in its ring. A timer wakes the device's thread when it may, so
-//! that no thread sleeps or polls for it, and other queues of the device are served meanwhile.
+//! A request that may not begin stays in its ring. A timer wakes the device's thread when it may,
+//! so that no thread sleeps or polls for it, and other queues of the device are served meanwhile.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;

@@ -190,8 +190,8 @@ impl<const PAGES: usize> Cache<PAGES> {
         Touch::Waiting
     }
 
-    /// Whether a page may be requested that no thread waits for: another node can have it, no request for
-    /// it is open, and half of the requests stay for threads that wait.
+    /// Whether a page may be requested that no thread waits for: another node can have it, no
+    /// request for it is open, and half of the requests stay for threads that wait.
     #[must_use]
     pub fn may_ask(&self, page: PageIndex, write: bool) -> bool {
         let is_split = matches!(self.rights(page), Some(Rights::Foreign | Rights::Split(_)));

@@ -48,9 +48,9 @@ const PATIENCE_WAITS: u64 = 4;
 /// The part of the usual wait for a page that is the unit of holds where links or hosts are slow.
 const WAIT_PART: u64 = 4;
 
-/// Nodes of a VM that request ahead, at most. Requests wait at the directory of each page, also when their
-/// node has lost the page that it got first. Where several nodes wait, most of what comes is of no use
-/// then: 3 nodes had half as many turns with it as without.
+/// Nodes of a VM that request ahead, at most. Requests wait at the directory of each page, also
+/// when their node has lost the page that it got first. Where several nodes wait, most of what
+/// comes is of no use then: 3 nodes had half as many turns with it as without.
 pub const GATHERING_MEMBERS_MAX: usize = 2;
 
 /// Threads that are remembered: more than a node's vCPUs.
@@ -155,12 +155,12 @@ impl Progress {
         }
     }
 
-    /// A thread was woken for a page. If it lately needed that page with others, `ahead` gets these, to be
-    /// requested at once: who had them gives up all when it gives up one. Returns the thread and whether
-    /// its access lost a page. [`Self::asked`] notes what was requested.
+    /// A thread was woken for a page. If it lately needed that page with others, `ahead` gets
+    /// these, to be requested at once: who had them gives up all when it gives up one. Returns the
+    /// thread and whether its access lost a page. [`Self::asked`] notes what was requested.
     ///
-    /// Not before the first page is there: nodes that need the same pages would each get some, and wait for
-    /// the others.
+    /// Not before the first page is there: nodes that need the same pages would each get some, and
+    /// wait for the others.
     pub fn gather(&mut self, page: PageIndex, ahead: &mut Vec<Need>) -> Option<(u32, bool)> {
         let has_it = |thread: &&mut Thread| {
             thread.wait.is_none() && thread.woken_for == Some(page) && thread.needs.has(page)

@@ -20,7 +20,8 @@ const ASSIGNED: u64 = 1 << 63;
 /// In a word: the block is about to lose its home. Until then its pages can be fetched from there,
 /// but no page is written there.
 const LEAVING: u64 = 1 << 62;
-/// In a word: the memory of the home is lost. Bytes that only it had are gone; all others stay here.
+/// In a word: the memory of the home is lost. Bytes that only it had are gone; all others stay
+/// here.
 const LOST: u64 = 1 << 61;
 /// In a word, from bit 0: the slot in the home's loan. 2^23 slots are the blocks of 16 TiB, the
 /// limit of guest memory.

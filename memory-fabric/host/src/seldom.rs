@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Interval of log lines of one kind that others can cause: often enough to be noticed, and too seldom
-/// to fill a disk.
+/// Interval of log lines of one kind that others can cause: often enough to be noticed, and too
+/// seldom to fill a disk.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Lets an event through at most once in an interval, and counts those between.

@@ -26,9 +26,9 @@
 //! `Untouched`, and from any state with local bytes through `Dropping`. It stays in its queue of
 //! the evictor, from whose middle it cannot be removed; *listed* records that.
 //!
-//! A `Remote` page whose home is lost becomes `Lost`: it has no bytes. A fault on it takes it through
-//! `Installing`, in which it is poisoned, and back. When the guest frees it, the evictor takes it
-//! through `Dropping` to `Untouched`.
+//! A `Remote` page whose home is lost becomes `Lost`: it has no bytes. A fault on it takes it
+//! through `Installing`, in which it is poisoned, and back. When the guest frees it, the evictor
+//! takes it through `Dropping` to `Untouched`.
 //!
 //! Pages may also be prefetched (`pager::prefetch`). Such a page goes from `Fetching` directly to
 //! `Probation`, flagged *ahead*: its bytes are local, it is not mapped, so that its first touch

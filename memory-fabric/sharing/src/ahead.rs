@@ -1,5 +1,5 @@
-//! Requests for pages on which no thread has faulted yet: those that a thread needs with the one that
-//! it got.
+//! Requests for pages on which no thread has faulted yet: those that a thread needs with the one
+//! that it got.
 
 use std::time::Instant;
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub struct TlsSecurity(PinnedPeers);
 
 impl TlsSecurity {
-    /// Secures the connections of the process at the place `me`, which has `identity`, to the processes
-    /// with the certificates of `table`.
+    /// Secures the connections of the process at the place `me`, which has `identity`, to the
+    /// processes with the certificates of `table`.
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ use std::sync::{Arc, OnceLock};
 /// Runs vCPUs of VMs on this node.
 pub trait CpuLender: Debug + Send + Sync {
     /// Serves a request until the VM has no vCPU here any more, at once when `ending` says so. Its
-    /// values were checked, and what it lends is reserved meanwhile. The connection is by TCP, with or
-    /// without TLS.
+    /// values were checked, and what it lends is reserved meanwhile. The connection is by TCP, with
+    /// or without TLS.
     ///
     /// # Errors
     ///

@@ -72,8 +72,8 @@ pub(super) trait Place {
     /// [`Full`].
     fn establish(&self) -> Result<(), Full>;
 
-    /// From now on, a member that may not use this node any more gets the reason from its vCPUs' end,
-    /// instead of a connection that breaks.
+    /// From now on, a member that may not use this node any more gets the reason from its vCPUs'
+    /// end, instead of a connection that breaks.
     fn ends_with(&self, ending: &Arc<Ending>);
 }
 

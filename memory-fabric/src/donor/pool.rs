@@ -153,8 +153,8 @@ impl Pool {
         self.charge(member, Resource::Connections, 1)
     }
 
-    /// Charges a member with what it gets beside leases, until the result is dropped; `None` without
-    /// a policy.
+    /// Charges a member with what it gets beside leases, until the result is dropped; `None`
+    /// without a policy.
     ///
     /// # Errors
     ///

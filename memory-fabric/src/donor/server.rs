@@ -242,10 +242,10 @@ impl Donor {
     }
 
     /// Reads the credentials again, for new connections, and replaces the rules of a donor that has
-    /// some, if there are new ones. Connections of peers whose certificates are not confirmed any more
-    /// are closed: they expired, or were revoked. Members that no rule names any more are evicted.
-    /// Others keep what they have, also beyond a new limit, and get no more until they are below it.
-    /// Returns `None` when there are no credentials.
+    /// some, if there are new ones. Connections of peers whose certificates are not confirmed any
+    /// more are closed: they expired, or were revoked. Members that no rule names any more are
+    /// evicted. Others keep what they have, also beyond a new limit, and get no more until they are
+    /// below it. Returns `None` when there are no credentials.
     ///
     /// # Errors
     ///
@@ -271,7 +271,8 @@ impl Donor {
         };
         if let (Some(rules), Some(accounts)) = (rules, self.pool().accounts()) {
             accounts.replace(rules);
-            // After the rules: a lease that was granted under the former ones is in the table by now.
+            // After the rules: a lease that was granted under the former ones is in the table by
+            // now.
             let unnamed = |holder: &Holder| !accounts.names(holder);
             (reloaded.leases, reloaded.bytes) = self.pool().end_of_members(unnamed);
             reloaded.connections += self.shared.end(|peer| {

@@ -215,8 +215,8 @@ impl Words {
         unsafe { &*words.add(index) }
     }
 
-    /// Reads a page by a system call; `None` where an access of a thread would raise an error of the
-    /// memory.
+    /// Reads a page by a system call; `None` where an access of a thread would raise an error of
+    /// the memory.
     pub fn read(&self, page: usize) -> Option<Vec<u64>> {
         let (mut end, mut start) = std::io::pipe().expect("a pipe");
         let words = std::ptr::from_ref(self.at(page, 0));

@@ -299,8 +299,8 @@ impl ControlStream {
         self.stream.peer().map(|peer| &peer.subject)
     }
 
-    /// Returns the socket of the TCP connection, with or without TLS, to wait for its end; `None` when
-    /// it is not TCP.
+    /// Returns the socket of the TCP connection, with or without TLS, to wait for its end; `None`
+    /// when it is not TCP.
     #[must_use]
     pub fn socket(&self) -> Option<&TcpStream> {
         match &self.stream {

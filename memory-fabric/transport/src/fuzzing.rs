@@ -1,5 +1,6 @@
-//! What fuzz targets run of this crate: the parameters of RDMA connections, and frames on the streams of
-//! a QUIC connection. The crate `devices` says how they are run; only tests depend on it.
+//! What fuzz targets run of this crate: the parameters of RDMA connections, and frames on the
+//! streams of a QUIC connection. The crate `devices` says how they are run; only tests depend on
+//! it.
 
 use crate::rdma::messages::{ConnectAnswer, ConnectRequest};
 use crate::udp::streams::{Inbox, STREAMS, place};
@@ -58,8 +59,8 @@ fn endpoint(end: &Endpoint) {
     }
 }
 
-/// Frames, or any bytes, on the streams of a connection, in pieces: no more comes out than went in, each
-/// stream keeps its order, and a frame that is not whole delays no other stream.
+/// Frames, or any bytes, on the streams of a connection, in pieces: no more comes out than went in,
+/// each stream keeps its order, and a frame that is not whole delays no other stream.
 fn quic_lanes(input: &[u8]) {
     match input.split_first() {
         Some((mode, rest)) if mode % 2 == 0 => frames(rest),

@@ -1,5 +1,5 @@
-//! What fuzz targets run of frames and messages: their decoders, with the state of a connection. The
-//! crate `devices` says how they are run; only tests depend on it.
+//! What fuzz targets run of frames and messages: their decoders, with the state of a connection.
+//! The crate `devices` says how they are run; only tests depend on it.
 
 use crate::packing::{Packer, Packing, unpack};
 use crate::{

@@ -58,8 +58,8 @@ fn fault_latency_agrees(context: &Context<'_>) -> Result {
 
     let remote = Compared::new(&probe["remote"], &filled, &fetched, "remote")?;
     let minor = Compared::new(&probe["ahead"], &fetched, &found, "minor")?;
-    // A minor fault is short in the pager, so the rest of it is what a fault costs the guest outside.
-    // A remote one costs up to as much: some of it passes while the page is on its way.
+    // A minor fault is short in the pager, so the rest of it is what a fault costs the guest
+    // outside. A remote one costs up to as much: some of it passes while the page is on its way.
     let outside = minor.guest_us - minor.pager_us;
     let possible = remote.guest_us - outside..=remote.guest_us;
     let difference = difference(&possible, remote.pager_us);

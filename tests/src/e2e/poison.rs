@@ -1,4 +1,5 @@
-//! The scenario of a guest that loses a donor with the only copy of some of its memory, and goes on.
+//! The scenario of a guest that loses a donor with the only copy of some of its memory, and goes
+//! on.
 
 use std::time::Instant;
 

@@ -180,8 +180,8 @@ fn verified(context: &Context<'_>, layout: &Layout, kernel: &'static str) -> Res
     Ok(Verdict::Pass)
 }
 
-/// The kernel prints nothing from here on, not even that a CPU or thread of it waited long: that would
-/// stand in the middle of the probe's line.
+/// The kernel prints nothing from here on, not even that a CPU or thread of it waited long: that
+/// would stand in the middle of the probe's line.
 const QUIET: &str = "echo 0 > /proc/sys/kernel/printk";
 
 /// The last line is counted by what the shell itself can do: a program would take seconds to start.
@@ -208,8 +208,8 @@ const TO_INIT_MAX: Duration = Duration::from_secs(120);
 /// Modules that the guest's init would load: each patches the kernel's text, for which all CPUs
 /// interrupt each other several times, and the program does not need them.
 const NO_MODULES: &str = "module_blacklist=pvpanic_mmio,virtio_mmio,virtio_balloon";
-/// The program of the CPU that moves, by what the shell itself can do, and a second one. 500,500 is the
-/// sum of the first, and the CPU on which it has run is the 39th field of its `stat`.
+/// The program of the CPU that moves, by what the shell itself can do, and a second one. 500,500 is
+/// the sum of the first, and the CPU on which it has run is the 39th field of its `stat`.
 const SUM: &str = "taskset -c 1 sh -c 'echo pinned; i=0; s=0; while [ $i -lt 1000 ]; \
     do i=$((i+1)); s=$((s+i)); done; echo sum $s; read x < /proc/self/stat; echo stat $x'; \
     taskset -c 1 sh -c 'echo repeated'";

@@ -41,8 +41,8 @@ pub struct MachineConfig {
     /// memory, from [`hotplug_start`](crate::hotplug_start) on, which is not in the boot memory
     /// map.
     pub hotplug_bytes: u64,
-    /// Lost pages of the guest's memory are poisoned, and the guest gets a machine check when it uses
-    /// one.
+    /// Lost pages of the guest's memory are poisoned, and the guest gets a machine check when it
+    /// uses one.
     pub survives_lost_memory: bool,
     /// Virtio devices; addresses and interrupts are assigned in this order.
     pub devices: Vec<Arc<dyn VirtioDevice>>,

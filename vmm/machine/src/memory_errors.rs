@@ -82,8 +82,8 @@ fn is_guest_memory(address: usize) -> bool {
     })
 }
 
-/// Handles memory errors, as the module says, until it is dropped. There is one handler in a process:
-/// the newest one counts.
+/// Handles memory errors, as the module says, until it is dropped. There is one handler in a
+/// process: the newest one counts.
 #[derive(Debug)]
 pub(crate) struct MemoryErrors {
     /// Signalled when a device cannot continue.
@@ -151,8 +151,8 @@ pub(crate) fn unblock() {
     }
 }
 
-/// Enters the guest by `enter`, on the thread of a vCPU. Returns also the address in this process of
-/// the memory error by which the guest was left, if it was.
+/// Enters the guest by `enter`, on the thread of a vCPU. Returns also the address in this process
+/// of the memory error by which the guest was left, if it was.
 pub(crate) fn while_inside<T>(enter: impl FnOnce() -> T) -> (T, Option<u64>) {
     VCPU.with(|vcpu| vcpu.store(INSIDE, Ordering::SeqCst));
     let result = enter();
@@ -176,8 +176,8 @@ extern "C" fn on_bus_error(_signal: c_int, info: *mut siginfo_t, context: *mut c
     }
     let context = context.cast::<libc::ucontext_t>();
     let at = ssi_hv_look as *const () as i64;
-    // SAFETY: the kernel passes the interrupted thread's `ucontext_t`, which the handler may change;
-    // it is not used by anything else until the handler returns.
+    // SAFETY: the kernel passes the interrupted thread's `ucontext_t`, which the handler may
+    // change; it is not used by anything else until the handler returns.
     let next = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
     if *next == at {
         *next = ssi_hv_look_failed as *const () as i64;

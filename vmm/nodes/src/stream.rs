@@ -26,8 +26,8 @@ pub trait Stream: Debug + Send + Sync {
     /// As [`Write::write`].
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sends what writes have taken and the kernel has not. Returns whether some of it is left: it is sent
-    /// when this is called again, once the descriptor is writable.
+    /// Sends what writes have taken and the kernel has not. Returns whether some of it is left: it
+    /// is sent when this is called again, once the descriptor is writable.
     fn flush(&self) -> bool {
         false
     }

@@ -102,9 +102,9 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "DIR")]
     credentials: Option<PathBuf>,
 
-    /// A member that may use this node, ROLE/NAME or ROLE/PREFIX*, and how much: then
-    /// bytes=SIZE, leases=N, connections=N, pinned=SIZE or cpus=N, each after a comma; or @FILE with
-    /// a rule in each line; without any, every member may use all
+    /// A member that may use this node, ROLE/NAME or ROLE/PREFIX*, and how much: then bytes=SIZE,
+    /// leases=N, connections=N, pinned=SIZE or cpus=N, each after a comma; or @FILE with a rule in
+    /// each line; without any, every member may use all
     #[arg(long, value_name = "RULE")]
     allow: Vec<AllowArg>,
 

@@ -273,8 +273,8 @@ pub(super) struct RunArgs {
     )]
     donor_grace_seconds: u32,
 
-    /// End the VM when memory is lost with a donor, or poison the lost pages. Hidden: docs/replicas.md
-    /// says what a guest needs for it
+    /// End the VM when memory is lost with a donor, or poison the lost pages. Hidden:
+    /// docs/replicas.md says what a guest needs for it
     #[arg(
         long,
         value_name = "end|poison",

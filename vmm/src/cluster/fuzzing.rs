@@ -1,5 +1,5 @@
-//! What the fuzz target of cluster files runs. The crate `devices` says how it is run; only tests depend
-//! on it.
+//! What the fuzz target of cluster files runs. The crate `devices` says how it is run; only tests
+//! depend on it.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ pub fn body(name: &str) -> Body {
     found.unwrap_or_else(|| panic!("no fuzz target {name}")).1
 }
 
-/// Any text as the file of a cluster: refused with one line that names the file, or read and printed as
-/// what is read as the same.
+/// Any text as the file of a cluster: refused with one line that names the file, or read and
+/// printed as what is read as the same.
 fn cluster_file(input: &[u8]) {
     const PATH: &str = "cluster.toml";
     let path = Path::new(PATH);

@@ -63,7 +63,8 @@ pub struct VmProcess {
 
 impl VmProcess {
     /// Starts `ssi-hv`, which is `program`, as the process of a VM that listens at `address`, for
-    /// connections under TLS if they are `secured`. The calling thread has to live as long as the process.
+    /// connections under TLS if they are `secured`. The calling thread has to live as long as the
+    /// process.
     ///
     /// # Errors
     ///
@@ -147,8 +148,8 @@ impl VmProcess {
         }
     }
 
-    /// Waits until the process sends something or ends, one of `others` is readable, or the time has
-    /// come.
+    /// Waits until the process sends something or ends, one of `others` is readable, or the time
+    /// has come.
     ///
     /// # Errors
     ///

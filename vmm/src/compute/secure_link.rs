@@ -9,8 +9,8 @@ use memory_fabric::compute::SecureStream;
 
 use crate::machine::NodeStream;
 
-/// A secure connection that one thread reads and others write. TLS has one state for both directions,
-/// so a lock guards it; it is held for one call, and never while a thread waits.
+/// A secure connection that one thread reads and others write. TLS has one state for both
+/// directions, so a lock guards it; it is held for one call, and never while a thread waits.
 #[derive(Debug)]
 pub struct SecureLink {
     socket: TcpStream,

@@ -54,8 +54,8 @@ pub struct NodeSettings {
     /// Directory of this node's certificate; VMs must have one of the same authority
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
-    /// A member that may use the node, and how much, or a file of such rules; without any, every member
-    /// may use all
+    /// A member that may use the node, and how much, or a file of such rules; without any, every
+    /// member may use all
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<AllowArg>,
     /// Allow addresses beyond this host, without authentication or encryption

@@ -205,8 +205,8 @@ pub enum PolicyError {
 pub struct Policy(Vec<AllowArg>);
 
 impl Policy {
-    /// Returns the policy of these values of `--allow`; `None` without any, and everybody is allowed
-    /// everything.
+    /// Returns the policy of these values of `--allow`; `None` without any, and everybody is
+    /// allowed everything.
     #[must_use]
     pub fn of(given: &[AllowArg]) -> Option<Self> {
         (!given.is_empty()).then(|| Self(given.to_vec()))

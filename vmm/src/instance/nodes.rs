@@ -75,8 +75,8 @@ fn owners(config: &RunConfig) -> Vec<u8> {
     std::iter::repeat_n(0, here).chain(elsewhere).collect()
 }
 
-/// What the connection that starts the VM's process on a node is made of. A node's name was checked with
-/// the other settings.
+/// What the connection that starts the VM's process on a node is made of. A node's name was checked
+/// with the other settings.
 fn carrier(node: &ComputeNode, shown: Option<&Arc<SharedCredentials>>) -> Carrier {
     match (shown, &node.identity) {
         (Some(shown), Some(name)) => Carrier::Tls(ExpectedNode {
@@ -88,9 +88,9 @@ fn carrier(node: &ComputeNode, shown: Option<&Arc<SharedCredentials>>) -> Carrie
 }
 
 impl OtherNodes {
-    /// Asks all nodes for their vCPUs and memory, and shares the memory of `fabric`, which nothing has touched,
-    /// with them. Nodes are shown the certificate of `shown`. Returns them with what [`machine`](Self::machine) needs, or `None` when the VM is
-    /// on this host alone.
+    /// Asks all nodes for their vCPUs and memory, and shares the memory of `fabric`, which nothing
+    /// has touched, with them. Nodes are shown the certificate of `shown`. Returns them with what
+    /// [`machine`](Self::machine) needs, or `None` when the VM is on this host alone.
     pub fn start(
         config: &RunConfig,
         fabric: &Fabric,

@@ -1,10 +1,11 @@
 //! The contended pages that the accesses of a thread needed lately.
 //!
-//! A thread that has lost a gang needs it again as a whole. Without this it would ask for one page after
-//! the other, each when it faults on it, and wait as often for the other node.
+//! A thread that has lost a gang needs it again as a whole. Without this it would ask for one page
+//! after the other, each when it faults on it, and wait as often for the other node.
 //!
 //! Nobody sees whether a page that was requested ahead is used. So a page has credit for a few such
-//! requests, and gets new credit by a fault only: one that is not needed any longer is soon forgotten.
+//! requests, and gets new credit by a fault only: one that is not needed any longer is soon
+//! forgotten.
 
 use fabric_pages::page::PageIndex;
 
@@ -59,7 +60,8 @@ impl Needs {
         }
     }
 
-    /// The thread got a contended page by a fault. It takes the place of the page with the least credit.
+    /// The thread got a contended page by a fault. It takes the place of the page with the least
+    /// credit.
     pub(super) fn add(&mut self, page: PageIndex, write: bool) {
         if self.has(page) {
             return;

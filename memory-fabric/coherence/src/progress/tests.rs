@@ -222,8 +222,8 @@ fn came(progress: &mut Progress, number: u32, now: u64) {
     progress.hold(page(number), 1, now, unknown);
 }
 
-/// A thread gets a gang of 8 pages back, the last one at some time, while it waits for one of them. Returns
-/// that time and when each hold ends, or an error if one ended before.
+/// A thread gets a gang of 8 pages back, the last one at some time, while it waits for one of them.
+/// Returns that time and when each hold ends, or an error if one ended before.
 fn regathered(mutation: Option<Mutation>) -> Result<(u64, Vec<u64>), u64> {
     let mut progress = Progress::new(UNIT, LONGEST);
     let now = collect(&mut progress, 1, 8, 3 * UNIT, 0) + 1000 * UNIT;

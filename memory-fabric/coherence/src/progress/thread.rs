@@ -102,8 +102,8 @@ impl Thread {
         }
     }
 
-    /// Whether a page that comes belongs to the access that got the page before. `is_ahead`: the thread
-    /// has not waited for it.
+    /// Whether a page that comes belongs to the access that got the page before. `is_ahead`: the
+    /// thread has not waited for it.
     pub(super) fn continues(&self, is_ahead: bool) -> bool {
         match self.wait {
             Some(wait) => wait.continues || self.gang.is_some_and(|gang| gang.began >= wait.since),

@@ -3,8 +3,8 @@
 use super::*;
 
 impl World {
-    /// Marks the page as lost if its bytes were only at home, as `pager::losses::sweep` does. Returns
-    /// false when another thread holds it.
+    /// Marks the page as lost if its bytes were only at home, as `pager::losses::sweep` does.
+    /// Returns false when another thread holds it.
     fn sweep(&self) -> bool {
         loop {
             let seen = self.entry.state();

@@ -42,11 +42,11 @@ pub trait SecureStream: fmt::Debug + Send {
     fn close(&mut self);
 }
 
-/// Makes connections between the compute nodes of a VM secure. Each call takes a connected socket that
-/// does not block, and has a deadline of its own.
+/// Makes connections between the compute nodes of a VM secure. Each call takes a connected socket
+/// that does not block, and has a deadline of its own.
 ///
-/// An error of the kind `PermissionDenied` or `InvalidData` with a text of its own says that one end
-/// does not accept the other, which another attempt would not change.
+/// An error of the kind `PermissionDenied` or `InvalidData` with a text of its own says that one
+/// end does not accept the other, which another attempt would not change.
 pub trait Security: fmt::Debug + Send + Sync {
     /// Makes a connection to `peer` secure.
     ///
@@ -196,7 +196,8 @@ impl Channel {
         }
     }
 
-    /// Sends no more, and drops what comes until the other end has ended the connection, or `deadline`.
+    /// Sends no more, and drops what comes until the other end has ended the connection, or
+    /// `deadline`.
     pub(super) fn drain(&mut self, deadline: Instant) {
         // Fails when the other end has ended it before.
         let _ = self.socket().shutdown(Shutdown::Write);

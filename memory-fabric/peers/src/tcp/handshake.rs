@@ -117,8 +117,8 @@ impl Credentials {
     }
 }
 
-/// Why a socket is not a connection of which both ends are known; the socket too, when the other end
-/// waits for the reason.
+/// Why a socket is not a connection of which both ends are known; the socket too, when the other
+/// end waits for the reason.
 pub(super) type Unsecured = (HandshakeError, Option<TcpStream>);
 
 /// Prepares a socket for a handshake.
@@ -247,8 +247,9 @@ pub(super) fn connect(
     opening.expect(Step::Welcome)
 }
 
-/// Accepts a connection of a member before this one, which has to be `known` if that is given; returns
-/// which. If an error has a [`refusal`](HandshakeError::refusal), the other end waits for it.
+/// Accepts a connection of a member before this one, which has to be `known` if that is given;
+/// returns which. If an error has a [`refusal`](HandshakeError::refusal), the other end waits for
+/// it.
 pub(super) fn accept(
     stream: &mut Channel,
     credentials: &Credentials,

@@ -314,8 +314,8 @@ impl Shared {
             .count()
     }
 
-    /// Ends what the peers that `why` names have here, for the reason that it returns: their connections
-    /// are closed. Returns how many these are.
+    /// Ends what the peers that `why` names have here, for the reason that it returns: their
+    /// connections are closed. Returns how many these are.
     pub(super) fn end(&self, why: impl Fn(&Peer) -> Option<String>) -> usize {
         let open = self.open();
         let ended = open.registered.values().filter_map(|one| {

@@ -159,7 +159,8 @@ impl Network {
     }
 }
 
-/// Sends so many pages from `one` to `other` and as many back. Calls `midway` once when some have come.
+/// Sends so many pages from `one` to `other` and as many back. Calls `midway` once when some have
+/// come.
 fn exchange(one: &mut TcpPeers, other: &mut TcpPeers, pages: u64, midway: impl FnOnce()) {
     let mut midway = Some(midway);
     for number in 0..pages {

@@ -184,8 +184,8 @@ impl TlsStream {
         Self::accept_with(socket, credentials.server())
     }
 
-    /// Makes a connection one from a process of the same VM before this one, and returns the place of
-    /// that.
+    /// Makes a connection one from a process of the same VM before this one, and returns the place
+    /// of that.
     ///
     /// # Errors
     ///

@@ -23,8 +23,8 @@ pub struct NumaNode {
     pub memory: Vec<(u64, u64)>,
     /// The range in which memory may be added while the guest runs: start and length in bytes.
     pub hotplug: Option<(u64, u64)>,
-    /// Whether the kernel is to keep no data of its own there: its memory is said to be removable, and
-    /// Linux then has only movable pages in it, with the parameter
+    /// Whether the kernel is to keep no data of its own there: its memory is said to be removable,
+    /// and Linux then has only movable pages in it, with the parameter
     /// [`MOVABLE_NODE`](crate::MOVABLE_NODE).
     pub is_movable: bool,
     /// Latency of a CPU's uncached access.

@@ -32,12 +32,12 @@ impl Errors {
         self.in_succession
     }
 
-    /// Notes a signal for a page at an instruction. Returns whether that instruction has used the page,
-    /// which it has when the signal comes twice.
+    /// Notes a signal for a page at an instruction. Returns whether that instruction has used the
+    /// page, which it has when the signal comes twice.
     ///
-    /// KVM lets the guest handle interrupts while a page is on its way (asynchronous page faults), and
-    /// signals the loss then, in the middle of such a handler. The kernel would take that for an error
-    /// of its own. The instruction that waits for the page comes later.
+    /// KVM lets the guest handle interrupts while a page is on its way (asynchronous page faults),
+    /// and signals the loss then, in the middle of such a handler. The kernel would take that for
+    /// an error of its own. The instruction that waits for the page comes later.
     fn is_repeated(&mut self, page: u64, instruction: u64) -> bool {
         let now = Some((page, instruction));
         let is_repeated = self.signalled == now;
@@ -92,8 +92,8 @@ impl Vcpu {
         Step::Continue
     }
 
-    /// Returns whether the guest's kernel has enabled machine checks. KVM shuts a vCPU down that gets
-    /// one before.
+    /// Returns whether the guest's kernel has enabled machine checks. KVM shuts a vCPU down that
+    /// gets one before.
     fn handles_machine_checks(&self) -> Result<bool, MachineError> {
         const CR4_MCE: u64 = 1 << 6;
         let registers = self.fd.get_sregs();

@@ -41,8 +41,8 @@ fn view(memory: &GuestMemory) -> GuestMemoryMmap {
     GuestMemoryMmap::from_regions(vec![region]).unwrap()
 }
 
-/// Starts a guest whose second vCPU is in another process, over TLS if they are `secured`; calls `with`
-/// once both run, which fails when the guest is silent.
+/// Starts a guest whose second vCPU is in another process, over TLS if they are `secured`; calls
+/// `with` once both run, which fails when the guest is silent.
 fn run_in_two_processes(
     x2apic: bool,
     secured: bool,
