@@ -182,6 +182,10 @@ struct Sshd {
 /// Creates keys on both hosts, starts the server on one, and writes the cluster file on the other,
 /// which does not know the server's key yet.
 fn prepare(here: &Host, there: &Host) -> anyhow::Result<Sshd> {
+    // A scenario that ran before on the same hosts may have killed a process, whose socket stays.
+    for host in [here, there] {
+        host.check(&["rm", "-rf", "/run/ssi-hv"], SHORT)?;
+    }
     let host_key = there.check(&["sh", "-c", SERVER], SHORT)?.trim().to_owned();
     let key = here.check(&["sh", "-c", CLIENT], SHORT)?;
     let write = "printf '%s\\n' \"$2\" >$1";
