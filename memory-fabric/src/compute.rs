@@ -32,7 +32,7 @@ pub use crate::wire::{
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
 };
 pub use fabric_peers::{Channel, SecureStream, Security};
-pub use fabric_sharing::{SharingStats, TableFences};
+pub use fabric_sharing::{Halts, SharingStats, TableFences};
 pub use security::TlsSecurity;
 
 /// How long a node's memory may be out of reach before the node is lost.
@@ -310,6 +310,12 @@ impl SharedGuest {
     #[must_use]
     pub const fn fences(&self) -> &Arc<TableFences> {
         self.0.fences()
+    }
+
+    /// What a vCPU's thread lets know that it halts.
+    #[must_use]
+    pub const fn halts(&self) -> &Arc<Halts> {
+        self.0.halts()
     }
 
     /// What this node counts.

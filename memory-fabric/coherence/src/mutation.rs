@@ -82,6 +82,10 @@ pub(crate) enum Mutation {
     UnboundedGang,
     /// The patience with a thread follows the usual wait without a bound.
     UnboundedPatience,
+    /// How long a gang may run contains the holds of the nodes that it was collected from.
+    CountHolds,
+    /// What a halted vCPU got stays held.
+    HoldWhileHalted,
     /// The holds of the pages that one access collects end one by one.
     NoGang,
     /// What was requested ahead is not held with what its thread waited for.

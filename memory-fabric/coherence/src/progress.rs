@@ -5,10 +5,11 @@
 //! for this access, it lost that page *early*.
 //!
 //! An access can need many pages at once, which its thread gets one after the other. They are a *gang*:
-//! their holds end together, when the thread has run for [`RUN_FACTOR`] times as long as it took to
-//! collect them. So the hold follows the number of pages and the latency of the links, and the time
-//! that a node spends on moving the pages stays a fraction of its turn. A thread that waits for its next
-//! page keeps the others for a limited time: the node that has the next one may wait for them.
+//! their holds end together, when the thread has run for [`RUN_FACTOR`] times as long as it takes to
+//! collect them from nodes that do not hold them. So the hold follows the number of pages and the
+//! latency of the links, and the time that a node spends on moving the pages stays a fraction of its
+//! turn. A thread that waits for its next page keeps the others for a limited time: the node that has
+//! the next one may wait for them. A vCPU that halts has used what it got ([`Progress::halts`]).
 //!
 //! A thread that lost a gang and gets one of its pages back gets the others at once
 //! ([`Progress::gather`]): its node requests them ahead, and holds what comes as part of the gang.
@@ -23,6 +24,8 @@ mod needs;
 #[cfg(test)]
 mod tests;
 mod thread;
+
+use std::cmp::Ordering;
 
 use fabric_pages::page::PageIndex;
 
@@ -44,6 +47,9 @@ pub const RUN_FACTOR: u64 = 2;
 /// at least.
 const PATIENCE_UNITS: u64 = 16;
 const PATIENCE_WAITS: u64 = 4;
+
+/// One of so many waits is quick: no other node holds the page.
+const QUICK_PART: u64 = 4;
 
 /// The part of the usual wait for a page that is the unit of holds where links or hosts are slow.
 const WAIT_PART: u64 = 4;
@@ -93,6 +99,8 @@ pub struct Progress {
     longest: u64,
     /// The median of the waits for a page, roughly.
     usual: u64,
+    /// The lower quartile of them, roughly, since the first one.
+    quick: Option<u64>,
     threads: Vec<Thread>,
     held: Vec<Held>,
     pub(crate) switch: Switch,
@@ -108,6 +116,7 @@ impl Progress {
             unit_min: unit,
             longest,
             usual: unit,
+            quick: None,
             threads: Vec::new(),
             held: Vec::new(),
             switch: Switch::default(),
@@ -127,8 +136,10 @@ impl Progress {
         let Some(thread) = self.thread(id, now) else {
             return Seen::default();
         };
+        let is_new = std::mem::take(&mut thread.is_halted);
         let continues = match thread.wait {
             Some(wait) => wait.continues,
+            None if is_new => false,
             None if now.saturating_sub(thread.woken_at) < unit => true,
             // It was woken long ago, and may not have run since.
             None => ran(thread, run).is_some_and(|ran| ran < unit),
@@ -145,6 +156,23 @@ impl Progress {
             write: false,
         });
         thread.lost(page)
+    }
+
+    /// The vCPU of a thread is halted: it has used all pages that it got, and needs none of them
+    /// until an interrupt comes.
+    pub fn halts(&mut self, id: u32, now: u64) {
+        let is_it = |thread: &&mut Thread| thread.id == id && thread.wait.is_none();
+        let Some(thread) = self.threads.iter_mut().find(is_it) else {
+            // It has run again meanwhile, or has no page.
+            return;
+        };
+        if mutated!(self, HoldWhileHalted) {
+            return;
+        }
+        thread.is_halted = true;
+        if let Some(gang) = &mut thread.gang {
+            gang.until = gang.until.min(now);
+        }
     }
 
     /// Whether the fault for which a thread waits is a write.
@@ -213,11 +241,20 @@ impl Progress {
             } else {
                 self.usual.saturating_sub(step)
             };
+            // And three times as many longer than the lower quartile as are shorter.
+            let quick = self.quick.unwrap_or(waited);
+            let step = quick / 32 + 1;
+            self.quick = Some(match waited.cmp(&quick) {
+                Ordering::Greater => quick + step,
+                Ordering::Equal => quick,
+                Ordering::Less => quick.saturating_sub((QUICK_PART - 1) * step),
+            });
             // Or what was requested ahead came first.
             let is_begun = thread.gang.is_some_and(|gang| gang.began >= wait.since);
             let continues = wait.continues || is_begun;
             if let Some(gang) = thread.gang.as_mut().filter(|_| continues) {
                 gang.collected += waited.min(now - gang.began);
+                gang.pages += 1;
             }
             thread.woken_for = Some(page);
             thread.woken_to_write = wait.write;
@@ -240,6 +277,7 @@ impl Progress {
         let (unit, longest) = (self.unit(), self.gang_time());
         let least = now + (unit << (level.clamp(1, HOLD_MAX) - 1));
         let is_alone = mutated!(self, NoGang);
+        let quick = self.quick();
         let mut since = now;
         self.held.retain(|held| {
             if held.page == page {
@@ -264,6 +302,7 @@ impl Progress {
             let mut gang = old.filter(is_open).unwrap_or(Gang {
                 began: now,
                 collected: 0,
+                pages: 0,
                 until: now,
             });
             // What the thread collected before the new gang ends with the old one.
@@ -274,11 +313,12 @@ impl Progress {
             if is_ahead {
                 // The thread may run already, so that it waits for none of these.
                 gang.collected = gang.collected.max(now - gang.began);
+                gang.pages += 1;
             } else {
                 thread.had_run = run(thread.id);
             }
             let turn = if continues || is_ahead {
-                RUN_FACTOR * gang.collected
+                RUN_FACTOR * gang.cost(quick)
             } else {
                 0
             };
@@ -375,6 +415,14 @@ impl Progress {
         patience.min(self.longest)
     }
 
+    /// What a page takes that no other node holds.
+    fn quick(&self) -> u64 {
+        if mutated!(self, CountHolds) {
+            return u64::MAX;
+        }
+        self.quick.unwrap_or(0).max(self.unit_min)
+    }
+
     fn end(&self, held: &Held) -> u64 {
         let thread = held.by.and_then(|place| self.threads.get(place));
         let Some((thread, gang)) = thread.and_then(|thread| Some((thread, thread.gang?))) else {
@@ -382,10 +430,12 @@ impl Progress {
         };
         match thread.wait {
             Some(wait) if thread.continues(true) => {
-                let patience = self.patience() + RUN_FACTOR * gang.collected;
+                let patience = self.patience() + RUN_FACTOR * gang.cost(self.quick());
                 let since = wait.since.max(gang.began);
                 (since + patience).min(gang.began + self.gang_time())
             }
+            // Also what was requested ahead and came after that.
+            _ if thread.is_halted => held.since,
             _ => gang.until,
         }
     }

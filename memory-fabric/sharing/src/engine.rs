@@ -1,7 +1,6 @@
 //! The thread that serves shared memory.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,20 +12,18 @@ use fabric_coherence::{
     Over, Progress,
 };
 use fabric_host::Spin;
-use fabric_host::poll::poll_until;
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex};
 use fabric_peers::{PeerError, PeerMessage, Peers};
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::evict::EvictionQueue;
 use crate::faults::{DEFERRED_MAX, Pending};
-use crate::fences::TableFences;
 use crate::frames::Frames;
 use crate::home::HomeStore;
 use crate::merge::Tables;
 use crate::owned::OwnedBlocks;
 use crate::requests::Requests;
+use crate::sleep::Signals;
 use crate::starvation::Token;
 use crate::timers::{Deadlines, HomeWaits, Sweeper};
 use crate::{
@@ -64,12 +61,11 @@ pub(crate) struct Engine<P> {
     pub(crate) owned: OwnedBlocks,
     pub(crate) queue: EvictionQueue,
     pub(crate) tables: Tables,
-    fences: Arc<TableFences>,
     pub(crate) progress: Progress,
     /// What the times of `progress` begin with.
     origin: Instant,
-    transactions: Deadlines<(PageIndex, Number)>,
-    blocks: Deadlines<(BlockIndex, Number)>,
+    pub(crate) transactions: Deadlines<(PageIndex, Number)>,
+    pub(crate) blocks: Deadlines<(BlockIndex, Number)>,
     /// What peers owe that a grant names.
     pub(crate) answers: Deadlines<(PageIndex, Number)>,
     /// Pages given back that their directory has not confirmed.
@@ -77,7 +73,7 @@ pub(crate) struct Engine<P> {
     pub(crate) requests: Requests,
     pub(crate) tokens: Deadlines<Number>,
     pub(crate) home_waits: HomeWaits,
-    sweeper: Sweeper,
+    pub(crate) sweeper: Sweeper,
     /// The token of this node.
     pub(crate) token: Option<Token>,
     /// The thread for which this node has asked for the token.
@@ -94,7 +90,7 @@ pub(crate) struct Engine<P> {
     pub(crate) spare_needs: Vec<Need>,
     spare_orders: Vec<Vec<DirectoryAction>>,
     pub(crate) stats: Arc<SharingStats>,
-    stop: Arc<EventFd>,
+    pub(crate) signals: Signals,
     spin: Spin,
 }
 
@@ -113,7 +109,7 @@ pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver
     // The engine's data is used again only to name what is lost.
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.run()));
     // Nobody waits for an engine that has ended.
-    engine.fences.end(u64::MAX);
+    engine.signals.fences.end(u64::MAX);
     let failure = match result {
         Ok(Ok(())) => return,
         Ok(Err(failure)) => failure,
@@ -129,9 +125,8 @@ impl<P: Peers> Engine<P> {
         homes: &Homes,
         memory: Arc<GuestMemory>,
         peers: P,
-        stop: Arc<EventFd>,
+        signals: Signals,
         stats: Arc<SharingStats>,
-        fences: Arc<TableFences>,
     ) -> Result<Self, Failure> {
         let pages = memory.bytes() / PAGE_SIZE;
         // The home of a block keeps its directory.
@@ -148,8 +143,7 @@ impl<P: Peers> Engine<P> {
             home: HomeStore::new(pages),
             owned: OwnedBlocks::default(),
             queue: EvictionQueue::new(config.local_pages),
-            tables: Tables::new(&config, Arc::clone(&fences)),
-            fences,
+            tables: Tables::new(&config, Arc::clone(&signals.fences)),
             progress: Progress::new(nanoseconds(config.hold_unit), nanoseconds(gang_time_max)),
             origin: Instant::now(),
             transactions: Deadlines::new(time),
@@ -171,7 +165,7 @@ impl<P: Peers> Engine<P> {
             spare_needs: Vec::new(),
             spare_orders: Vec::new(),
             stats,
-            stop,
+            signals,
             spin: Spin::new(config.spin),
             config,
         })
@@ -187,6 +181,7 @@ impl<P: Peers> Engine<P> {
             worked |= self.run_timers()?;
             worked |= self.retry()?;
             worked |= self.serve_fences()?;
+            worked |= self.serve_halts();
             if self.deferred.len() < DEFERRED_MAX {
                 self.frames.read_faults(&mut faults)?;
                 let read_at = Instant::now();
@@ -213,47 +208,6 @@ impl<P: Peers> Engine<P> {
             self.spin.slept(since.elapsed());
             idle_since = None;
         }
-    }
-
-    /// Sleeps until there may be work. Returns whether to stop.
-    fn sleep(&self) -> Result<bool, Failure> {
-        let fds = [
-            self.stop.as_raw_fd(),
-            self.peers.poll_fd(),
-            self.fences.wake().as_raw_fd(),
-            self.frames.fd(),
-        ];
-        let mut fds = fds.map(|fd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        });
-        let watched = if self.deferred.len() < DEFERRED_MAX {
-            4
-        } else {
-            3
-        };
-        let until = [
-            self.progress.next().map(|at| self.instant(at)),
-            self.transactions.next(),
-            self.blocks.next(),
-            self.answers.next(),
-            self.puts.next(),
-            self.requests.next(),
-            self.tokens.next(),
-            self.home_waits.next(),
-            self.sweeper.next(&self.directory),
-            self.token_ends(),
-            self.tables_overdue_at(),
-            self.peers.wake_by(),
-        ];
-        let until = until.into_iter().flatten().min();
-        poll_until(&mut fds[..watched], until).map_err(|error| Failure::System("poll", error))?;
-        if fds[2].revents != 0 {
-            // What was asked for is in a counter of its own.
-            let _ = self.fences.wake().read();
-        }
-        Ok(fds[0].revents != 0)
     }
 
     fn receive(&mut self) -> Result<bool, Failure> {

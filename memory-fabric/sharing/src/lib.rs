@@ -13,12 +13,14 @@ mod evict;
 mod faults;
 mod fences;
 mod frames;
+mod halts;
 mod home;
 mod homes;
 mod hot;
 mod merge;
 mod owned;
 mod requests;
+mod sleep;
 mod starvation;
 mod stats;
 mod timers;
@@ -38,8 +40,10 @@ use fabric_peers::{PeerError, Peers};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use fences::TableFences;
+pub use halts::Halts;
 pub use homes::{Homes, TooLittleLent};
 pub use hot::{HotPage, HotPages};
+use sleep::Signals;
 pub use stats::SharingStats;
 pub use waits::Waits;
 
@@ -181,6 +185,7 @@ pub struct SharedMemory {
     stats: Arc<SharingStats>,
     stop: Arc<EventFd>,
     fences: Arc<TableFences>,
+    halts: Arc<Halts>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -230,15 +235,20 @@ impl SharedMemory {
         let stop = Arc::new(stop.map_err(|error| Failure::System("create an eventfd", error))?);
         let fences = TableFences::new();
         let fences = Arc::new(fences.map_err(|error| Failure::System("create an eventfd", error))?);
+        let halts = Halts::new();
+        let halts = Arc::new(halts.map_err(|error| Failure::System("create an eventfd", error))?);
         let stats = Arc::new(SharingStats::default());
         let engine = engine::Engine::new(
             config,
             &homes,
             Arc::clone(&memory),
             peers,
-            Arc::clone(&stop),
+            Signals {
+                stop: Arc::clone(&stop),
+                fences: Arc::clone(&fences),
+                halts: Arc::clone(&halts),
+            },
             Arc::clone(&stats),
-            Arc::clone(&fences),
         )?;
         let thread = std::thread::Builder::new().name("sharing".into());
         let thread = thread.spawn(move || engine::supervise(engine, failed));
@@ -248,6 +258,7 @@ impl SharedMemory {
             stats,
             stop,
             fences,
+            halts,
             thread: Some(thread),
         })
     }
@@ -262,6 +273,12 @@ impl SharedMemory {
     #[must_use]
     pub const fn fences(&self) -> &Arc<TableFences> {
         &self.fences
+    }
+
+    /// What a vCPU's thread lets know that it halts.
+    #[must_use]
+    pub const fn halts(&self) -> &Arc<Halts> {
+        &self.halts
     }
 
     /// Counters of the engine.

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memory_fabric::compute::{
-    Channel, Listeners, Membership, SharedGuest, SharingError, TableFences, VmSecret,
+    Channel, Halts, Listeners, Membership, SharedGuest, SharingError, TableFences, VmSecret,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use vm_memory::GuestAddress;
 
 use super::secure_link::SecureLink;
 use crate::machine::{
-    Barrier, ClockDifference, MachineError, NodeStream, NodesConfig, measure_clock, serve_clock,
+    Barrier, ClockDifference, HaltObserver, MachineError, NodeStream, NodesConfig, measure_clock,
+    serve_clock,
 };
 
 /// A node that is silent for so long is lost.
@@ -81,6 +82,16 @@ impl Barrier for Tables {
     }
 }
 
+/// What a halted vCPU used goes to other nodes at once.
+#[derive(Debug)]
+struct Idle(Arc<Halts>);
+
+impl HaltObserver for Idle {
+    fn halted(&self) {
+        self.0.halted();
+    }
+}
+
 impl Joined {
     /// Connects to the other nodes, shares `memory` with them, and compares the clocks.
     ///
@@ -105,6 +116,7 @@ impl Joined {
             silence_max: SILENCE_MAX,
             observer: None,
             barrier: Some(Arc::new(Tables(Arc::clone(shared.fences())))),
+            halts: Some(Arc::new(Idle(Arc::clone(shared.halts())))),
             from_init: Vec::new(),
         };
         for (node, mut channel) in streams {

@@ -34,7 +34,18 @@ pub(super) struct Gang {
     pub(super) began: u64,
     /// How long the pages after the first were in coming.
     pub(super) collected: u64,
+    /// How many these are.
+    pub(super) pages: u64,
     pub(super) until: u64,
+}
+
+impl Gang {
+    /// How long it takes to collect the pages when no other node holds one: `quick` is what a page
+    /// takes then. Of two nodes whose turns contained each other's holds, each would prolong those of
+    /// the other.
+    pub(super) fn cost(&self, quick: u64) -> u64 {
+        self.collected.min(self.pages.saturating_mul(quick))
+    }
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -50,6 +61,8 @@ pub(super) struct Thread {
     pub(super) had_run: Option<u64>,
     /// How often it ran for so long that its access was done.
     pub(super) done: u64,
+    /// It needs nothing until an interrupt.
+    pub(super) is_halted: bool,
     got: [Option<Got>; REMEMBERED],
     next: usize,
     /// Pages that the access in progress lost early.
@@ -69,6 +82,7 @@ impl Thread {
             woken_at: now,
             had_run: None,
             done: 0,
+            is_halted: false,
             got: [None; REMEMBERED],
             next: 0,
             lost: 0,
@@ -120,7 +134,8 @@ impl Thread {
         run: impl FnOnce(u32) -> Option<u64>,
     ) -> bool {
         let is_late = now >= self.woken_at + patience;
-        let Some(mut gang) = self.gang.filter(|_| self.wait.is_none() && !is_late) else {
+        let may_run = self.wait.is_none() && !self.is_halted && !is_late;
+        let Some(mut gang) = self.gang.filter(|_| may_run) else {
             return false;
         };
         let has_run = ran(self, run).is_none_or(|ran| ran >= unit / RUN_PART);

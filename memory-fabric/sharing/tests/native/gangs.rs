@@ -1,11 +1,13 @@
 //! Nodes whose threads each need many pages at once, as an instruction does that walks page tables.
 
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use fabric_pages::guest_memory::GuestMemory;
+use fabric_sharing::SharingStats;
 
-use crate::mesh::{ALL, nodes};
+use crate::mesh::{ALL, config, nodes, nodes_with};
 use crate::programs::word;
 
 /// Pages between two of a gang, so that they are in blocks of all nodes.
@@ -113,4 +115,56 @@ fn every_node_progresses_on_pages_that_all_need_at_once() {
             );
         }
     }
+}
+
+/// Two nodes take turns: each counts in all pages, wakes the other, and halts, as two CPUs do that
+/// wait for each other. Returns how many pages were lost early and held.
+fn take_turns(turns: u64, pages: usize, halts: bool) -> (u64, u64) {
+    let nodes = nodes_with(2, 4, |place| {
+        let mut config = config(place, 2, 4, ALL);
+        // Longer than a turn takes: nobody progresses by having run for long.
+        config.hold_unit = Duration::from_millis(2);
+        config
+    });
+    let (wake_first, first) = mpsc::channel();
+    let (wake_second, second) = mpsc::channel();
+    let ends = [(wake_second, first), (wake_first.clone(), second)];
+    wake_first.send(()).expect("somebody waits");
+    std::thread::scope(|scope| {
+        for (node, (other, interrupt)) in nodes.iter().zip(ends) {
+            scope.spawn(move || {
+                for _ in 0..turns {
+                    let limit = Duration::from_secs(30);
+                    interrupt.recv_timeout(limit).expect("an interrupt");
+                    for page in 0..pages {
+                        word(node.memory(), (page * STEP) << 12).fetch_add(1, Ordering::SeqCst);
+                    }
+                    if halts {
+                        node.halts().halted();
+                    }
+                    // The last one has nobody to wake.
+                    let _ = other.send(());
+                }
+            });
+        }
+    });
+    for page in 0..pages {
+        let counted = word(nodes[0].memory(), (page * STEP) << 12);
+        assert_eq!(counted.load(Ordering::SeqCst), 2 * turns, "page {page}");
+    }
+    let sum = |of: fn(&SharingStats) -> u64| nodes.iter().map(|node| of(node.stats())).sum();
+    (
+        sum(|stats| stats.early.get()),
+        sum(|stats| stats.holds.get()),
+    )
+}
+
+#[test]
+fn a_halted_vcpu_holds_nothing_that_another_needs() {
+    let with @ (early, held) = take_turns(20, 8, true);
+    let without @ (early_before, held_before) = take_turns(20, 8, false);
+    println!("lost early and held: {with:?} with halts, {without:?} without");
+    // The first grants are of whole blocks, before a halt.
+    assert!(early <= 2 && held <= 2, "{early} lost early, {held} held");
+    assert!(early_before > 20 && held_before > 20, "{without:?}");
 }

@@ -60,6 +60,14 @@ pub struct NodesConfig {
     pub observer: Option<Arc<dyn Observer>>,
     /// What vCPUs wait for before they act on other nodes.
     pub barrier: Option<Arc<dyn Barrier>>,
+    /// Learns when vCPUs of this node halt.
+    pub halts: Option<Arc<dyn HaltObserver>>,
+}
+
+/// Learns that vCPUs have halted, so that other nodes get the memory that they used at once.
+pub trait HaltObserver: fmt::Debug + Send + Sync {
+    /// The vCPU of the calling thread has halted, until an interrupt comes. It must not wait.
+    fn halted(&self);
 }
 
 /// Takes the reports of other nodes, on the threads that deliver interrupts: it only keeps them.
@@ -92,6 +100,7 @@ pub(crate) struct Nodes {
     places: Vec<RwLock<Place>>,
     links: Vec<Arc<Link>>,
     observer: Option<Arc<dyn Observer>>,
+    halts: Option<Arc<dyn HaltObserver>>,
     /// The link to the primary, unless this is it.
     primary: Option<Arc<Link>>,
     /// On the primary: the vCPUs that move.
@@ -112,8 +121,16 @@ impl Nodes {
             places: owners.iter().map(place).collect(),
             links,
             observer,
+            halts: None,
             primary,
             moves: Moves::default(),
+        }
+    }
+
+    /// The vCPU of the calling thread has halted.
+    pub fn halted(&self) {
+        if let Some(halts) = &self.halts {
+            halts.halted();
         }
     }
 
@@ -308,7 +325,10 @@ impl Connections {
             let reason = "the first vCPU is not on the primary".to_owned();
             return Err(MachineError::Nodes { reason });
         }
-        let nodes = Nodes::new(config.me, &owners, nodes.links, None, config.observer);
+        let nodes = Nodes {
+            halts: config.halts,
+            ..Nodes::new(config.me, &owners, nodes.links, None, config.observer)
+        };
         Ok(Self {
             nodes: Arc::new(nodes),
             receivers,

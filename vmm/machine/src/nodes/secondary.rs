@@ -178,13 +178,12 @@ impl Built {
             return Err(MachineError::Nodes { reason });
         }
         let cpus = u8::try_from(start.owners.len()).unwrap_or(u8::MAX);
-        let nodes = Arc::new(Nodes::new(
-            config.nodes.me,
-            &start.owners,
-            secondary.links.clone(),
-            Some(Arc::clone(&secondary.primary)),
-            None,
-        ));
+        let links = secondary.links.clone();
+        let primary = Some(Arc::clone(&secondary.primary));
+        let nodes = Arc::new(Nodes {
+            halts: config.nodes.halts.clone(),
+            ..Nodes::new(config.nodes.me, &start.owners, links, primary, None)
+        });
         nodes.check(cpus)?;
         paging::check()?;
         let kvm = kvm::open_kvm()?;

@@ -197,6 +197,9 @@ impl Vcpu {
             match local.prepare(&mut self.fd, kicks) {
                 Ok(ForLocal::Enter) => {}
                 Ok(ForLocal::Sleep(limit)) => {
+                    if let Some(seat) = &self.seat {
+                        seat.nodes().halted();
+                    }
                     kicks.sleep(limit);
                     return ControlFlow::Continue(());
                 }

@@ -9,14 +9,15 @@ mod support;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fabric_sharing::SharedMemory;
+use fabric_sharing::{Halts, SharedMemory};
 use ssi_hv_machine::{
-    ConsoleConfig, Irqchip, Machine, MachineError, MachineHandle, NodeFacts, NodesConfig, Outcome,
-    Reporter, Secondary, SecondaryConfig,
+    ConsoleConfig, HaltObserver, Irqchip, Machine, MachineError, MachineHandle, NodeFacts,
+    NodesConfig, Outcome, Reporter, Secondary, SecondaryConfig,
 };
 use tiny_guests::apic::X2APIC_FLAG;
 use tiny_guests::nodes::{ROUNDS, interrupts_between_nodes, work_on_two_nodes};
@@ -44,7 +45,23 @@ fn memory_of(node: &SharedMemory) -> GuestMemoryMmap {
     GuestMemoryMmap::from_regions(vec![region]).unwrap()
 }
 
-fn nodes_config(me: u8, peer: u8, owners: &[u8], stream: UnixStream) -> NodesConfig {
+/// What a node's vCPUs do not hold while they are halted.
+#[derive(Debug)]
+struct Idle(Arc<Halts>);
+
+impl HaltObserver for Idle {
+    fn halted(&self) {
+        self.0.halted();
+    }
+}
+
+fn nodes_config(
+    me: u8,
+    peer: u8,
+    owners: &[u8],
+    stream: UnixStream,
+    memory: &SharedMemory,
+) -> NodesConfig {
     NodesConfig {
         vm: *b"a test's machine",
         me,
@@ -53,6 +70,7 @@ fn nodes_config(me: u8, peer: u8, owners: &[u8], stream: UnixStream) -> NodesCon
         silence_max: SILENCE_MAX,
         observer: None,
         barrier: None,
+        halts: Some(Arc::new(Idle(Arc::clone(memory.halts())))),
         from_init: Vec::new(),
     }
 }
@@ -81,7 +99,7 @@ impl Running {
         let nodes = mesh::nodes(2, 2, usize::MAX);
         let (here, there) = UnixStream::pair().unwrap();
         let config = SecondaryConfig {
-            nodes: nodes_config(1, 0, &[], there),
+            nodes: nodes_config(1, 0, &[], there, &nodes[1]),
             primary: 0,
             pinning: Vec::new(),
             tsc_difference: 0,
@@ -104,7 +122,7 @@ impl Running {
         let config = machine_config(kernel.path(), 2, Irqchip::User);
         let (sender, said) = mpsc::channel();
         let console = ConsoleConfig::output_only(Box::new(ConsoleSender(sender)));
-        let others = nodes_config(0, 1, &[0, 1], here);
+        let others = nodes_config(0, 1, &[0, 1], here, &nodes[0]);
         let machine = Machine::with_nodes(&config, memory, console, others).unwrap();
         let handle = machine.handle();
         let (sender, end) = mpsc::channel();
