@@ -76,6 +76,7 @@ mod nodes;
 mod outcome;
 mod paging;
 mod ports;
+mod sys;
 mod vcpu;
 mod virtio;
 

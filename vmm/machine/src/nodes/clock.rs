@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
 use crate::error::MachineError;
-use crate::host_cpu::time_stamp;
+use crate::sys::time_stamp;
 
 /// Exchanges, of which the best counts.
 const EXCHANGES: u8 = 64;

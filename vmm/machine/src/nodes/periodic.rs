@@ -8,8 +8,8 @@ use ssi_hv_nodes::{Link, Message};
 
 use super::compare::{Answered, ClockSample, Comparison, Now};
 use super::{NodeFacts, Reporter};
-use crate::host_cpu::time_stamp;
 use crate::lifecycle::shared::Shared;
+use crate::sys::time_stamp;
 
 /// Time between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);

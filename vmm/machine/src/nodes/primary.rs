@@ -12,9 +12,9 @@ use super::seats::Seats;
 use super::serve::Board;
 use super::{Connections, Mover, Nodes};
 use crate::error::MachineError;
-use crate::host_cpu::time_stamp;
 use crate::irqchip::InterruptController;
 use crate::lifecycle::shared::Shared;
+use crate::sys::time_stamp;
 
 /// How long a node may take to greet and to create its vCPUs.
 const START_TIME_MAX: Duration = Duration::from_secs(30);

@@ -2,12 +2,9 @@
 
 use std::io;
 
-/// Bits of a set: the largest NR_CPUS of Linux on x86-64.
-const CPUS: usize = 8192;
-const BITS: usize = u64::BITS as usize;
+use crate::sys::{CPUS, CpuSet, affinity, set_affinity};
 
-/// A CPU set in the kernel's format: a bit for each CPU, in words.
-type Mask = [u64; CPUS / BITS];
+const BITS: usize = u64::BITS as usize;
 
 /// Returns the CPUs on which the calling thread may run, in order.
 ///
@@ -15,14 +12,8 @@ type Mask = [u64; CPUS / BITS];
 ///
 /// Fails when the kernel rejects the call, which only a bug of the monitor can cause.
 pub fn allowed_cpus() -> io::Result<Vec<u32>> {
-    let mut mask: Mask = [0; CPUS / BITS];
-    // SAFETY: the kernel writes at most `size_of::<Mask>()` bytes to the set, which lives through
-    // the call; 0 is the calling thread. Any bytes are a valid set.
-    let result = unsafe { libc::sched_getaffinity(0, size_of::<Mask>(), (&raw mut mask).cast()) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let is_in = |cpu: &usize| mask[cpu / BITS] >> (cpu % BITS) & 1 == 1;
+    let set = affinity()?;
+    let is_in = |cpu: &usize| set[cpu / BITS] >> (cpu % BITS) & 1 == 1;
     let cpus = (0..CPUS).filter(is_in);
     Ok(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
 }
@@ -34,16 +25,10 @@ pub fn allowed_cpus() -> io::Result<Vec<u32>> {
 /// Fails when there is no such CPU, or the process may not use it.
 pub(crate) fn pin_this_thread(cpu: u32) -> io::Result<()> {
     let cpu = usize::try_from(cpu).unwrap_or(usize::MAX);
-    let mut mask: Mask = [0; CPUS / BITS];
-    let word = mask.get_mut(cpu / BITS);
+    let mut set: CpuSet = [0; CPUS / BITS];
+    let word = set.get_mut(cpu / BITS);
     *word.ok_or(io::ErrorKind::InvalidInput)? = 1 << (cpu % BITS);
-    // SAFETY: the kernel reads `size_of::<Mask>()` bytes of the set, which lives through the call;
-    // 0 is the calling thread.
-    let result = unsafe { libc::sched_setaffinity(0, size_of::<Mask>(), (&raw const mask).cast()) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    set_affinity(&set)
 }
 
 #[cfg(test)]
