@@ -9,6 +9,7 @@ use fabric_peers::{HomeMessage, PeerMessage, Peers};
 
 use crate::Failure;
 use crate::engine::{Engine, Inbound, thread_time};
+use crate::home::Found;
 
 impl<P: Peers> Engine<P> {
     /// Carries out actions, and those that follow from them.
@@ -175,10 +176,14 @@ impl<P: Peers> Engine<P> {
             return Ok(());
         }
         let mut place = self.spare_page();
-        let Some(bytes) = self.home.read(page, &mut self.frames) else {
-            return Err(Failure::NotStored { peer: home, page });
-        };
-        place.copy_from_slice(bytes);
+        match self.home.read(page, &mut self.frames) {
+            Found::Here(bytes) => place.copy_from_slice(bytes),
+            Found::Away => {
+                self.spare_pages.push(place);
+                return self.ask_depot(page, home);
+            }
+            Found::Nowhere => return Err(Failure::NotStored { peer: home, page }),
+        }
         self.home_bytes(page, place)
     }
 

@@ -16,6 +16,7 @@ use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex};
 use fabric_peers::{PeerError, PeerMessage, Peers};
 
+use crate::depot::{Depot, Store};
 use crate::evict::EvictionQueue;
 use crate::faults::{DEFERRED_MAX, Pending};
 use crate::frames::Frames;
@@ -23,7 +24,7 @@ use crate::home::HomeStore;
 use crate::merge::Tables;
 use crate::owned::OwnedBlocks;
 use crate::requests::Requests;
-use crate::sleep::Signals;
+use crate::sleep::{Signals, Slept};
 use crate::starvation::Token;
 use crate::timers::{Deadlines, HomeWaits, Sweeper};
 use crate::{
@@ -58,6 +59,8 @@ pub(crate) struct Engine<P> {
     pub(crate) keeper: Keeper,
     pub(crate) peers: P,
     pub(crate) home: HomeStore,
+    /// Where the home stores what it has no room for.
+    pub(crate) store: Option<Store>,
     pub(crate) owned: OwnedBlocks,
     pub(crate) queue: EvictionQueue,
     pub(crate) tables: Tables,
@@ -92,6 +95,8 @@ pub(crate) struct Engine<P> {
     pub(crate) stats: Arc<SharingStats>,
     pub(crate) signals: Signals,
     spin: Spin,
+    /// For [`Self::sleep`], whose room is used again.
+    pub(crate) watched: Vec<libc::pollfd>,
 }
 
 /// The processor time of a thread that touches guest memory, as [`Progress`] has it.
@@ -141,6 +146,7 @@ impl<P: Peers> Engine<P> {
             keeper: Keeper::default(),
             peers,
             home: HomeStore::new(pages),
+            store: None,
             owned: OwnedBlocks::default(),
             queue: EvictionQueue::new(config.local_pages),
             tables: Tables::new(&config, Arc::clone(&signals.fences)),
@@ -167,8 +173,16 @@ impl<P: Peers> Engine<P> {
             stats,
             signals,
             spin: Spin::new(config.spin),
+            watched: Vec::new(),
             config,
         })
+    }
+
+    /// Adds the depot of this node's home, before the engine runs.
+    pub(crate) fn set_depot(&mut self, depot: Box<dyn Depot>) {
+        let pages = self.frames.pages();
+        self.home = HomeStore::new(pages).with_places(|page| depot.has_place(page));
+        self.store = Some(Store::new(depot));
     }
 
     fn run(&mut self) -> Result<(), Failure> {
@@ -179,6 +193,7 @@ impl<P: Peers> Engine<P> {
             // Peers wait for the answers.
             self.peers.flush();
             worked |= self.run_timers()?;
+            worked |= self.serve_depot()?;
             worked |= self.retry()?;
             worked |= self.serve_fences()?;
             worked |= self.serve_halts();
@@ -202,7 +217,7 @@ impl<P: Peers> Engine<P> {
             if self.spin.keeps_polling(now - since) {
                 continue;
             }
-            if self.sleep()? {
+            if self.sleep()? == Slept::Stopped {
                 return Ok(());
             }
             self.spin.slept(since.elapsed());

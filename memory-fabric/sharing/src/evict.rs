@@ -21,7 +21,7 @@ use crate::engine::Engine;
 use crate::owned::Give;
 
 /// Pages that leave ahead of the faults that need their memory.
-const RESERVE: usize = 64;
+pub(crate) const RESERVE: usize = 64;
 
 /// Pages tried for each one that is needed.
 const TRIES: usize = 8;
@@ -39,6 +39,11 @@ impl EvictionQueue {
             limit,
             pages: VecDeque::new(),
         }
+    }
+
+    /// The limit of all pages with bytes on this node.
+    pub(crate) const fn limit(&self) -> usize {
+        self.limit
     }
 }
 
@@ -68,10 +73,16 @@ impl<P: Peers> Engine<P> {
         self.woken(page);
         if self.home_of(page) == self.config.me {
             self.spare_pages.extend(self.home.enters_frame(page));
-        } else if self.frames.enqueue(page) {
+        }
+        if self.may_leave_frame(page) && self.frames.enqueue(page) {
             self.queue.pages.push_back(page);
         }
         self.one_more()
+    }
+
+    /// Whether an eviction of the page can free memory: another node stores it, or the depot.
+    fn may_leave_frame(&self, page: PageIndex) -> bool {
+        self.home_of(page) != self.config.me || self.home.has_place(page)
     }
 
     /// One more page has bytes on this node.
@@ -95,10 +106,12 @@ impl<P: Peers> Engine<P> {
         self.frames.free(page);
     }
 
-    /// Evicts the pages that came first, until the reserve is free or on its way.
-    fn make_room(&mut self) -> Result<(), Failure> {
+    /// Evicts the pages that came first, until the reserve is free or on its way. Those that are
+    /// stored for the depot are in no frame here, and leave before.
+    pub(crate) fn make_room(&mut self) -> Result<(), Failure> {
         let wanted = self.queue.limit.saturating_sub(RESERVE);
         let mut excess = self.local_pages().saturating_sub(wanted);
+        excess = excess.saturating_sub(self.send_away(excess));
         excess = excess.saturating_sub(self.frames.leaving());
         let mut tries = (TRIES * excess).min(self.queue.pages.len());
         while excess > 0 && tries > 0 {
@@ -187,7 +200,7 @@ impl<P: Peers> Engine<P> {
             return;
         }
         self.frames.stays(page);
-        if self.home_of(page) != self.config.me && self.frames.enqueue(page) {
+        if self.may_leave_frame(page) && self.frames.enqueue(page) {
             self.queue.pages.push_back(page);
         }
     }

@@ -63,7 +63,8 @@ impl<P: Peers> Engine<P> {
 
     /// Pages that requests in progress will bring.
     pub(crate) fn expected(&self) -> usize {
-        self.requests.len() + self.home_waits.reads()
+        let me = self.config.me;
+        self.requests.len() + self.home_waits.reads() + self.home.away.reads_for(me)
     }
 
     /// The node that stores the page while nobody has a copy: that of its directory.

@@ -95,6 +95,11 @@ impl Frames {
         stray.map_or(Ok(()), |address| Err(Failure::Stray(address)))
     }
 
+    /// The guest's pages.
+    pub(crate) fn pages(&self) -> usize {
+        self.flags.len()
+    }
+
     /// Pages with bytes in the memory file.
     pub(crate) const fn resident(&self) -> usize {
         self.resident

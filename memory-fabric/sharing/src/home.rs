@@ -5,8 +5,14 @@ use fabric_pages::page::{PageBytes, PageIndex};
 use fabric_peers::{HomeMessage, PeerError, PeerMessage, Peers};
 
 use crate::Failure;
+use crate::away::Away;
 use crate::engine::Engine;
 use crate::frames::Frames;
+
+/// The page has a place in the depot.
+const HAS_PLACE: u8 = 1;
+/// The page is in the queue of those that may leave.
+const QUEUED: u8 = 1 << 1;
 
 /// Where the bytes of a page are.
 enum Place {
@@ -15,11 +21,15 @@ enum Place {
     Frame,
     /// Nowhere: an owner has newer ones.
     Nowhere,
+    /// In the depot. A frame of the page is a copy, or newer and written back before it is freed.
+    Away,
 }
 
 struct Kept {
     number: Number,
     place: Place,
+    /// The bytes that are stored are those of the write to the depot that is on its way.
+    leaves: bool,
 }
 
 /// What this node keeps for the compute nodes of the VM. Takes no memory for a page until the page
@@ -28,12 +38,45 @@ pub(crate) struct HomeStore {
     pages: Vec<Option<Kept>>,
     /// Pages with bytes of their own here.
     stored: usize,
+    /// Flags of each page; empty without a depot.
+    flags: Box<[u8]>,
+    pub(crate) away: Away,
+}
+
+/// Where the bytes of a page are.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) enum Found<'a> {
+    Here(&'a PageBytes),
+    /// In the depot: it has to be [asked](Away::ask) for them.
+    Away,
+    /// Nobody wrote it back.
+    Nowhere,
 }
 
 impl HomeStore {
+    /// A store without a depot.
     pub(crate) fn new(pages: usize) -> Self {
         let pages = (0..pages).map(|_| None).collect();
-        Self { pages, stored: 0 }
+        Self {
+            pages,
+            stored: 0,
+            flags: Box::default(),
+            away: Away::default(),
+        }
+    }
+
+    /// The same with a depot, in which some pages have a place.
+    pub(crate) fn with_places(mut self, has_place: impl Fn(PageIndex) -> bool) -> Self {
+        let numbers = (0..).take(self.pages.len());
+        let flag = |number| u8::from(has_place(PageIndex::new(number))) * HAS_PLACE;
+        self.flags = numbers.map(flag).collect();
+        self
+    }
+
+    /// Whether the page has a place in the depot.
+    pub(crate) fn has_place(&self, page: PageIndex) -> bool {
+        let flags = self.flags.get(page.index());
+        flags.is_some_and(|flags| flags & HAS_PLACE != 0)
     }
 
     /// Pages with bytes here that are in no frame.
@@ -41,16 +84,14 @@ impl HomeStore {
         self.stored
     }
 
-    /// The bytes of the page, or `None` if nobody wrote it back.
-    pub(crate) fn read<'a>(
-        &'a self,
-        page: PageIndex,
-        frames: &'a mut Frames,
-    ) -> Option<&'a PageBytes> {
-        match &self.pages.get(page.index())?.as_ref()?.place {
-            Place::Stored(bytes) => Some(bytes),
-            Place::Frame => Some(frames.bytes(page)),
-            Place::Nowhere => None,
+    /// Finds the bytes of the page.
+    pub(crate) fn read<'a>(&'a self, page: PageIndex, frames: &'a mut Frames) -> Found<'a> {
+        let kept = self.pages.get(page.index()).and_then(Option::as_ref);
+        match kept.map(|kept| &kept.place) {
+            Some(Place::Stored(bytes)) => Found::Here(bytes),
+            Some(Place::Frame) => Found::Here(frames.bytes(page)),
+            Some(Place::Away) => Found::Away,
+            Some(Place::Nowhere) | None => Found::Nowhere,
         }
     }
 
@@ -72,22 +113,109 @@ impl HomeStore {
             return (false, bytes);
         }
         let place = bytes.map_or(Place::Frame, Place::Stored);
-        self.stored += usize::from(matches!(place, Place::Stored(_)));
-        match kept.replace(Kept { number, place }) {
+        let is_stored = matches!(place, Place::Stored(_));
+        let next = Kept {
+            number,
+            place,
+            leaves: false,
+        };
+        let old = match kept.replace(next) {
             Some(Kept {
                 place: Place::Stored(old),
                 ..
             }) => {
                 self.stored -= 1;
-                (true, Some(old))
+                Some(old)
             }
-            _ => (true, None),
+            _ => None,
+        };
+        if is_stored {
+            self.now_stored(page);
+        }
+        (true, old)
+    }
+
+    /// The page has bytes of its own here.
+    fn now_stored(&mut self, page: PageIndex) {
+        self.stored += 1;
+        if let Some(flags) = self.flags.get_mut(page.index())
+            && *flags & (HAS_PLACE | QUEUED) == HAS_PLACE
+        {
+            *flags |= QUEUED;
+            self.away.enqueue(page);
         }
     }
 
+    fn kept(&mut self, page: PageIndex) -> Option<&mut Kept> {
+        self.pages.get_mut(page.index())?.as_mut()
+    }
+
     fn place(&mut self, page: PageIndex) -> Option<&mut Place> {
-        let kept = self.pages.get_mut(page.index())?.as_mut()?;
-        Some(&mut kept.place)
+        self.kept(page).map(|kept| &mut kept.place)
+    }
+
+    /// The next page to write to the depot, with its bytes; the caller calls [`Away::writes_now`].
+    pub(crate) fn next_to_leave(&mut self) -> Option<(PageIndex, &PageBytes)> {
+        let Self {
+            pages, flags, away, ..
+        } = self;
+        for _ in 0..away.queued() {
+            let page = away.dequeue()?;
+            let kept = pages.get_mut(page.index())?.as_mut();
+            let is_stored = |kept: &&mut Kept| matches!(kept.place, Place::Stored(_));
+            let Some(kept) = kept.filter(is_stored) else {
+                flags[page.index()] &= !QUEUED;
+                continue;
+            };
+            if away.is_busy(page) {
+                away.enqueue(page);
+                continue;
+            }
+            kept.leaves = true;
+            flags[page.index()] &= !QUEUED;
+            // Looked up again: a loop cannot return what it has borrowed conditionally.
+            return self.stored_bytes(page).map(|bytes| (page, bytes));
+        }
+        None
+    }
+
+    /// The page, which was [to leave](Self::next_to_leave), stays for now.
+    pub(crate) fn stays(&mut self, page: PageIndex) {
+        if let Some(kept) = self.kept(page) {
+            kept.leaves = false;
+        }
+        if let Some(flags) = self.flags.get_mut(page.index()) {
+            *flags |= QUEUED;
+        }
+        self.away.enqueue(page);
+    }
+
+    fn stored_bytes(&self, page: PageIndex) -> Option<&PageBytes> {
+        match &self.pages.get(page.index())?.as_ref()?.place {
+            Place::Stored(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// A write to the depot has ended. Returns a buffer that is free, if the page is there now.
+    pub(crate) fn left(&mut self, page: PageIndex) -> Option<Box<PageBytes>> {
+        if !self.away.wrote(page) {
+            return None;
+        }
+        let kept = self.kept(page)?;
+        if !std::mem::take(&mut kept.leaves) {
+            return None;
+        }
+        match std::mem::replace(&mut kept.place, Place::Away) {
+            Place::Stored(bytes) => {
+                self.stored -= 1;
+                Some(bytes)
+            }
+            other => {
+                kept.place = other;
+                None
+            }
+        }
     }
 
     /// The page got a frame, with bytes that are as new as those stored. Returns a buffer that is free.
@@ -99,8 +227,8 @@ impl HomeStore {
                 Some(bytes)
             }
             Place::Frame => None,
-            Place::Nowhere => {
-                *place = Place::Nowhere;
+            other @ (Place::Nowhere | Place::Away) => {
+                *place = other;
                 None
             }
         }
@@ -114,9 +242,12 @@ impl HomeStore {
 
     /// The page's frame is freed: these are its bytes.
     pub(crate) fn leaves_frame(&mut self, page: PageIndex, bytes: Box<PageBytes>) {
-        if let Some(place @ Place::Frame) = self.place(page) {
-            *place = Place::Stored(bytes);
-            self.stored += 1;
+        if let Some(kept) = self.kept(page)
+            && matches!(kept.place, Place::Frame)
+        {
+            kept.place = Place::Stored(bytes);
+            kept.leaves = false;
+            self.now_stored(page);
         }
     }
 
@@ -139,8 +270,10 @@ impl<P: Peers> Engine<P> {
             (HomeMessage::Read { page }, _) => {
                 let answer = PeerMessage::Home(HomeMessage::Bytes { page });
                 let may_leave = self.may_leave(&answer)?;
-                let Some(bytes) = self.home.read(page, &mut self.frames) else {
-                    return Err(Failure::NotStored { peer: from, page });
+                let bytes = match self.home.read(page, &mut self.frames) {
+                    Found::Here(bytes) => bytes,
+                    Found::Away => return self.ask_depot(page, from),
+                    Found::Nowhere => return Err(Failure::NotStored { peer: from, page }),
                 };
                 if may_leave {
                     self.peers.send(from, answer, Some(bytes));
@@ -152,12 +285,12 @@ impl<P: Peers> Engine<P> {
             }
             (HomeMessage::Write { page, number }, Some(bytes)) => {
                 let refused = self.store(page, number, Some(bytes)) == Written::Refused;
-                let answer = PeerMessage::Home(HomeMessage::Written {
+                let answer = HomeMessage::Written {
                     page,
                     number,
                     refused,
-                });
-                self.send_peer(from, answer)?;
+                };
+                self.answer_write(from, page, answer)?;
                 self.one_more()
             }
             (HomeMessage::Bytes { page }, Some(bytes)) => {
@@ -236,12 +369,12 @@ mod tests {
     #[test]
     fn bytes_of_an_older_grant_are_refused() {
         let (mut home, mut frames) = (HomeStore::new(4), frames());
-        assert!(home.read(PAGE, &mut frames).is_none());
+        assert_eq!(home.read(PAGE, &mut frames), Found::Nowhere);
         assert!(home.write(PAGE, number(5), bytes(5)).0);
         assert_eq!(home.write(PAGE, number(4), bytes(4)), (false, bytes(4)));
         let again = home.write(PAGE, number(5), bytes(6));
         assert_eq!(again, (true, bytes(5)), "one grant in order");
-        assert_eq!(home.read(PAGE, &mut frames), Some(&[6; 4096]));
+        assert_eq!(home.read(PAGE, &mut frames), Found::Here(&[6; 4096]));
         assert!(!home.write(PageIndex::new(4), number(9), bytes(0)).0);
         assert_eq!(home.stored(), 1);
     }
@@ -253,10 +386,10 @@ mod tests {
         frames.install(PAGE, &[5; 4096], false).expect("installed");
         assert_eq!(home.enters_frame(PAGE), bytes(5));
         assert_eq!((home.stored(), home.is_in_frame(PAGE)), (0, true));
-        assert_eq!(home.read(PAGE, &mut frames), Some(&[5; 4096]));
+        assert_eq!(home.read(PAGE, &mut frames), Found::Here(&[5; 4096]));
         home.leaves_frame(PAGE, Box::new([5; 4096]));
         frames.free(PAGE);
-        assert_eq!(home.read(PAGE, &mut frames), Some(&[5; 4096]));
+        assert_eq!(home.read(PAGE, &mut frames), Found::Here(&[5; 4096]));
         assert_eq!(home.stored(), 1);
     }
 
@@ -265,11 +398,11 @@ mod tests {
         let (mut home, mut frames) = (HomeStore::new(4), frames());
         assert!(home.write(PAGE, number(5), None).0, "in its frame");
         home.forget(PAGE);
-        assert!(home.read(PAGE, &mut frames).is_none());
+        assert_eq!(home.read(PAGE, &mut frames), Found::Nowhere);
         assert_eq!(home.enters_frame(PAGE), None, "newer bytes came");
         assert!(!home.is_in_frame(PAGE));
         assert!(!home.write(PAGE, number(4), bytes(4)).0, "still refused");
         assert!(home.write(PAGE, number(6), bytes(6)).0);
-        assert_eq!(home.read(PAGE, &mut frames), Some(&[6; 4096]));
+        assert_eq!(home.read(PAGE, &mut frames), Found::Here(&[6; 4096]));
     }
 }

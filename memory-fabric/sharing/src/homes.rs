@@ -79,6 +79,12 @@ impl Homes {
         self.blocks.iter().copied()
     }
 
+    /// The blocks whose home a member is, in their order.
+    pub fn blocks_at(&self, member: Member) -> impl Iterator<Item = usize> {
+        let homes = self.blocks.iter().enumerate();
+        homes.filter_map(move |(block, home)| (*home == member).then_some(block))
+    }
+
     /// Number of blocks, unused ones included.
     pub(crate) fn len(&self) -> usize {
         self.blocks.len()

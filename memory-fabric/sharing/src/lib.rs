@@ -7,7 +7,9 @@
 //! never touches it.
 
 mod ahead;
+mod away;
 mod carry;
+mod depot;
 mod engine;
 mod evict;
 mod faults;
@@ -39,6 +41,7 @@ use fabric_pages::uffd::UffdError;
 use fabric_peers::{PeerError, Peers};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use depot::{Depot, Stored};
 pub use fences::TableFences;
 pub use halts::Halts;
 pub use homes::{Homes, TooLittleLent};
@@ -140,7 +143,8 @@ pub struct Config {
     /// The homes of all blocks; `None` for one member after the other.
     pub homes: Option<Homes>,
     /// Most pages with bytes on this node, in its guest view or stored as a home. At least those of
-    /// which it is the home, and [`LOCAL_PAGES_MIN`] more.
+    /// which it is the home, without those that have a place in its depot, and [`LOCAL_PAGES_MIN`]
+    /// more.
     pub local_pages: usize,
     /// How long the thread polls for work before it sleeps.
     pub spin: Duration,
@@ -200,14 +204,38 @@ impl SharedMemory {
         peers: P,
         failed: FailureObserver,
     ) -> Result<Self, Failure> {
+        Self::start_with(config, memory, peers, None, failed)
+    }
+
+    /// Starts the engine of a node whose home stores in `depot` what it has no room for.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_with<P: Peers + Send + 'static>(
+        config: Config,
+        memory: Arc<GuestMemory>,
+        peers: P,
+        depot: Option<Box<dyn Depot>>,
+        failed: FailureObserver,
+    ) -> Result<Self, Failure> {
         let blocks = memory.bytes() / PAGE_SIZE / owned::PAGES;
         let homes = config.homes.clone();
         let homes = homes.unwrap_or_else(|| Homes::in_turns(config.members, blocks));
-        if config.local_pages < homes.pages_at(config.me).saturating_add(LOCAL_PAGES_MIN) {
+        let elsewhere = depot.as_ref().map_or(0, |depot| depot.pages());
+        let kept = homes.pages_at(config.me).saturating_sub(elsewhere);
+        if config.local_pages < kept.saturating_add(LOCAL_PAGES_MIN) {
             return Err(Failure::Invalid {
                 name: "the number of local pages",
                 value: config.local_pages as u64,
-                limit: "it has to be 256 more than the pages of which the node is the home",
+                limit: "it has to be 256 more than the pages of which the node is the home and that \
+                        have no place in its depot",
+            });
+        }
+        if config.merge_tables && depot.is_some() {
+            return Err(Failure::Invalid {
+                name: "the number of pages in a depot",
+                value: elsewhere as u64,
+                limit: "it has to be 0 where page tables are merged, since these are not evicted",
             });
         }
         if homes.len() != blocks {
@@ -238,7 +266,7 @@ impl SharedMemory {
         let halts = Halts::new();
         let halts = Arc::new(halts.map_err(|error| Failure::System("create an eventfd", error))?);
         let stats = Arc::new(SharingStats::default());
-        let engine = engine::Engine::new(
+        let mut engine = engine::Engine::new(
             config,
             &homes,
             Arc::clone(&memory),
@@ -250,6 +278,9 @@ impl SharedMemory {
             },
             Arc::clone(&stats),
         )?;
+        if let Some(depot) = depot {
+            engine.set_depot(depot);
+        }
         let thread = std::thread::Builder::new().name("sharing".into());
         let thread = thread.spawn(move || engine::supervise(engine, failed));
         let thread = thread.map_err(|error| Failure::System("start a thread", error))?;

@@ -1,6 +1,6 @@
-//! What wakes the engine, and what threads of other kinds let it know.
+//! What wakes the engine's thread, and what other threads let it know.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +23,23 @@ pub(crate) struct Signals {
     pub(crate) halts: Arc<Halts>,
 }
 
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Slept {
+    /// There may be work.
+    Woken,
+    /// The engine is to stop.
+    Stopped,
+}
+
+const fn pollfd(fd: RawFd, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
+}
+
 impl<P: Peers> Engine<P> {
     /// Ends the holds of vCPUs that have halted. Before faults are read, so that none of these is of
     /// an access before the halt.
@@ -35,35 +52,26 @@ impl<P: Peers> Engine<P> {
         worked
     }
 
-    /// Sleeps until there may be work. Returns whether to stop.
-    pub(crate) fn sleep(&self) -> Result<bool, Failure> {
-        let Signals {
-            stop,
-            fences,
-            halts,
-        } = &self.signals;
-        let holds_until = self.progress.next();
-        if holds_until.is_some() && halts.begin_sleep() {
-            halts.end_sleep();
-            return Ok(false);
+    /// Sleeps until there may be work.
+    pub(crate) fn sleep(&mut self) -> Result<Slept, Failure> {
+        let store = self.store.as_mut();
+        if store.is_some_and(|store| !store.depot.arm()) {
+            return Ok(Slept::Woken);
         }
-        let fds = [
-            stop.as_raw_fd(),
-            self.peers.poll_fd(),
-            fences.wake().as_raw_fd(),
-            halts.wake().as_raw_fd(),
-            self.frames.fd(),
-        ];
-        let mut fds = fds.map(|fd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        });
-        let watched = if self.deferred.len() < DEFERRED_MAX {
-            5
-        } else {
-            4
+        let holds_until = self.progress.next();
+        if holds_until.is_none() {
+            return self.sleep_until(None);
+        }
+        let is_news = self.signals.halts.begin_sleep();
+        let slept = match is_news {
+            true => Ok(Slept::Woken),
+            false => self.sleep_until(holds_until),
         };
+        self.signals.halts.end_sleep();
+        slept
+    }
+
+    fn sleep_until(&mut self, holds_until: Option<u64>) -> Result<Slept, Failure> {
         let until = [
             holds_until.map(|at| self.instant(at)),
             self.transactions.next(),
@@ -77,16 +85,40 @@ impl<P: Peers> Engine<P> {
             self.token_ends(),
             self.tables_overdue_at(),
             self.peers.wake_by(),
+            self.depot_wakes_by(),
         ];
         let until = until.into_iter().flatten().min();
-        poll_until(&mut fds[..watched], until).map_err(|error| Failure::System("poll", error))?;
-        if holds_until.is_some() {
-            halts.end_sleep();
+        let Signals {
+            stop,
+            fences,
+            halts,
+        } = &self.signals;
+        let fds = [
+            stop.as_raw_fd(),
+            self.peers.poll_fd(),
+            fences.wake().as_raw_fd(),
+            halts.wake().as_raw_fd(),
+        ];
+        self.watched.clear();
+        let of_faults = (self.deferred.len() < DEFERRED_MAX).then(|| self.frames.fd());
+        let fds = fds.into_iter().chain(of_faults);
+        self.watched.extend(fds.map(|fd| pollfd(fd, libc::POLLIN)));
+        if let Some(store) = &self.store {
+            let watched = &mut self.watched;
+            store.depot.watch(&mut |fd, writable| {
+                let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
+                watched.push(pollfd(fd, events));
+            });
         }
-        if fds[2].revents != 0 {
+        let slept = poll_until(&mut self.watched, until);
+        slept.map_err(|error| Failure::System("poll", error))?;
+        if self.watched[2].revents != 0 {
             // What was asked for is in a counter of its own.
             let _ = fences.wake().read();
         }
-        Ok(fds[0].revents != 0)
+        if self.watched[0].revents != 0 {
+            return Ok(Slept::Stopped);
+        }
+        Ok(Slept::Woken)
     }
 }

@@ -34,6 +34,10 @@ pub struct SharingStats {
     pub evictions: Counter,
     /// Of these, pages that were written to their home.
     pub write_backs: Counter,
+    /// Pages of which this node is the home that were sent to its depot.
+    pub sent_away: Counter,
+    /// The same that came from there.
+    pub from_depot: Counter,
     /// Pages whose unblock was delayed.
     pub holds: Counter,
     /// How long pages were held.

@@ -2,6 +2,7 @@
 
 mod budget;
 mod deadlines;
+mod depot;
 mod gangs;
 mod increments;
 mod litmus;
