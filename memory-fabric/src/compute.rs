@@ -1,8 +1,9 @@
 //! One guest memory that several compute nodes share, and their connections for what concerns vCPUs.
 //!
 //! Nodes have places in the VM's table; the first is the primary. All pages go through the protocol
-//! of [`fabric_coherence`]; donors have no part in it.
+//! of [`fabric_coherence`]. Donors have no part in it: they store pages for the home of these.
 
+mod depot;
 mod security;
 
 use std::fmt;
@@ -17,7 +18,7 @@ use fabric_identity::pinned::PinnedIdentity;
 use fabric_identity::{Fingerprint, Holder, Role, Subject};
 use fabric_peers::{PeerError, Secret, Streams, TcpPeers, TcpPeersConfig};
 use fabric_sharing::{
-    Config, Failure, Homes, LOCAL_PAGES_MIN, Losses, SharedMemory, TooLittleLent,
+    Config, Depot, Failure, Homes, LOCAL_PAGES_MIN, Losses, SharedMemory, TooLittleLent,
 };
 
 use crate::guest_memory::GuestMemory;
@@ -31,6 +32,7 @@ pub use crate::wire::{
     COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeMember, ComputePorts,
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
 };
+pub use depot::DonorDepot;
 pub use fabric_peers::{Channel, SecureStream, Security};
 pub use fabric_sharing::{Halts, SharingStats, TableFences};
 pub use security::TlsSecurity;
@@ -246,7 +248,7 @@ impl SharedGuest {
     /// Connects to the other nodes, and shares `memory`, which nothing has touched, with them.
     /// Returns it with a connection to each other node, by its place, that does not block. `failed`
     /// is called once when the memory cannot be served any more: threads that wait for a page then
-    /// wait for ever.
+    /// wait for ever. What this node lends contains what the donors of `depot` lend to it.
     ///
     /// # Errors
     ///
@@ -255,6 +257,7 @@ impl SharedGuest {
         membership: Membership,
         listeners: Listeners,
         memory: Arc<GuestMemory>,
+        depot: Option<DonorDepot>,
         failed: impl FnOnce(SharingError) + Send + 'static,
     ) -> Result<(Self, Vec<(u8, Channel)>), SharingError> {
         let Membership {
@@ -291,16 +294,23 @@ impl SharedGuest {
         let streams = streams.finish()?;
         let mut sharing = Config::new(place, members.all());
         // Copies of what other nodes are the home of need some memory at least, beside what is lent.
-        let lent = table[usize::from(me)].lent_bytes / PAGE_SIZE as u64;
+        let by_donors = depot.as_ref().map_or(0, DonorDepot::lent_bytes);
+        let lent = table[usize::from(me)].lent_bytes.saturating_sub(by_donors);
+        let lent = lent / PAGE_SIZE as u64;
         let lent = usize::try_from(lent).unwrap_or(usize::MAX);
         sharing.merge_tables = merge_tables;
         sharing.local_pages = lent.saturating_add(LOCAL_PAGES_MIN);
-        sharing.homes = Some(homes(&table, &ranges).map_err(|error| SharingError::here(&error))?);
+        let homes = homes(&table, &ranges).map_err(|error| SharingError::here(&error))?;
+        let depot = depot.map(|mut depot| {
+            depot.settle(&homes, place);
+            Box::new(depot) as Box<dyn Depot>
+        });
+        sharing.homes = Some(homes);
         let failed = Box::new(move |failure: Failure, losses: Losses| {
             tracing::debug!(?losses, "the memory that nodes share is lost");
             failed(failure.into());
         });
-        let shared = SharedMemory::start(sharing, memory, peers, failed)?;
+        let shared = SharedMemory::start_with(sharing, memory, peers, depot, failed)?;
         let streams = streams.into_iter();
         let streams = streams.map(|(peer, stream)| (peer.place(), stream));
         Ok((Self(shared), streams.collect()))

@@ -9,6 +9,7 @@ mod hotplug;
 mod leases;
 mod replicas;
 mod sealing;
+mod shared;
 mod sources;
 mod threads;
 
@@ -35,6 +36,7 @@ pub use fabric_replicas::capacity as replicated_blocks;
 pub use hotplug::{DrainError, Drains};
 pub use hotplug::{Hotplug, HotplugError, PlugError};
 pub use sealing::Sealing;
+use shared::SharedDonors;
 use sources::Sources;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -88,8 +90,10 @@ pub struct Fabric {
     view: FabricView,
     discarder: Discarder,
     transport: TransportKind,
-    /// `None` when all memory is local.
+    /// `None` when all memory is local, or shared.
     engine: Option<Engine>,
+    /// Donors beside compute nodes that share the memory.
+    shared: Option<SharedDonors>,
 }
 
 impl std::fmt::Debug for Fabric {
@@ -227,6 +231,7 @@ impl Fabric {
             view: FabricView::new(vm, pager),
             transport: config.transport,
             engine,
+            shared: None,
         })
     }
 
@@ -290,7 +295,9 @@ impl Fabric {
     /// Why donors are not read by RDMA where that was tried, and this host has it.
     #[must_use]
     pub fn rdma_refusals(&self) -> &[String] {
-        self.engine.as_ref().map_or(&[], Engine::rdma_refusals)
+        let shared = self.shared.as_ref();
+        let shared = shared.map_or(&[][..], SharedDonors::rdma_refusals);
+        self.engine.as_ref().map_or(shared, Engine::rdma_refusals)
     }
 
     /// What a page takes from the farthest donor, as it was at the start. `None` without donors.
@@ -338,8 +345,14 @@ impl Fabric {
 
     /// Does what [`shutdown`](Self::shutdown) does, and calls `returned` after each returned lease.
     pub fn shutdown_with_progress(self, mut returned: impl FnMut()) -> Vec<NodeSummary> {
-        let Self { view, engine, .. } = self;
-        let links = engine.map(Engine::stop).unwrap_or_default();
+        let Self {
+            view,
+            engine,
+            shared,
+            ..
+        } = self;
+        let shared = shared.map(SharedDonors::stop).unwrap_or_default();
+        let links = engine.map_or(shared, Engine::stop);
         let mut nodes = view.nodes();
         for (link, node) in links.into_iter().zip(nodes.iter_mut().skip(1)) {
             if let Some(link) = link {
@@ -356,7 +369,8 @@ impl Fabric {
     }
 
     fn summary(&self, wanted: impl Fn(Selection) -> PathKind) -> PathKind {
-        if self.donors() == 0 || self.plan().cache_pages == 0 {
+        let is_local = self.plan().cache_pages == 0 && self.shared.is_none();
+        if self.donors() == 0 || is_local {
             return PathKind::None;
         }
         if self.transport == TransportKind::Loopback {
@@ -367,6 +381,7 @@ impl Fabric {
     }
 
     fn slowest(&self) -> Option<(Tier, Duration)> {
-        self.engine.as_ref()?.slowest()
+        let shared = self.shared.as_ref().and_then(SharedDonors::slowest);
+        self.engine.as_ref().map_or(shared, Engine::slowest)
     }
 }

@@ -115,6 +115,8 @@ pub(crate) struct LentBy {
     pub path: Option<Arc<PathStats>>,
     /// Its own counters, once its lease has ended.
     pub own_count: Option<LeaseStatus>,
+    /// Bytes of memory that compute nodes share and that have their place there.
+    pub shared_bytes: u64,
 }
 
 /// A VM's memory, shared by all parts of its fabric.
@@ -222,7 +224,8 @@ impl FabricView {
         let donors = donors.map(|(link, (lent_by, stats))| NodeSummary {
             id: self.vm.nodes.node_at(link),
             address: lent_by.address,
-            memory_bytes: self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link)) << PAGE_SHIFT,
+            memory_bytes: (self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link)) << PAGE_SHIFT)
+                + lent_by.shared_bytes,
             is_sealed: lent_by.is_sealed,
             pages_fetched: stats.pages_fetched.get(),
             pages_written_back: stats.pages_written_back.get(),

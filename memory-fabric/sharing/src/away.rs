@@ -18,7 +18,7 @@ pub(crate) const WRITES_MAX: usize = 64;
 pub(crate) const READS_MAX: usize = 1024;
 
 /// A page that is read from the depot, for the nodes that have asked for it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Reading {
     page: PageIndex,
     nodes: Vec<Member>,
@@ -34,9 +34,39 @@ pub(crate) enum Asked {
     TooMuch,
 }
 
+/// A rule that is left out, for the test that each is needed.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Defect {
+    /// A page is written while an older write of it is on its way.
+    TwoWrites,
+    /// A page is written while it is read.
+    WriteWhileRead,
+    /// A page is away when any write of it was confirmed.
+    AnyWrite,
+    /// Bytes that are written back count as those that leave.
+    KeepLeaving,
+    /// A page that is busy is forgotten instead of tried again.
+    ForgetBusy,
+}
+
+/// Whether a rule is left out.
+macro_rules! defect {
+    ($away:expr, $defect:ident) => {{
+        #[cfg(test)]
+        let is_there = $away.defect == Some($crate::away::Defect::$defect);
+        #[cfg(not(test))]
+        let is_there = false;
+        is_there
+    }};
+}
+pub(crate) use defect;
+
 /// The pages on their way, and those that may leave.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Away {
+    #[cfg(test)]
+    pub(crate) defect: Option<Defect>,
     /// Pages that are stored here and have a place in the depot, in the order in which they came.
     /// Some have left meanwhile in other ways.
     queue: VecDeque<PageIndex>,
@@ -63,7 +93,9 @@ impl Away {
 
     /// Whether the page cannot be written to the depot now.
     pub(crate) fn is_busy(&self, page: PageIndex) -> bool {
-        self.writing.contains(&page) || self.reading.iter().any(|one| one.page == page)
+        let is_written = self.writing.contains(&page) && !defect!(self, TwoWrites);
+        let is_read = self.reading.iter().any(|one| one.page == page);
+        is_written || is_read && !defect!(self, WriteWhileRead)
     }
 
     /// The number of writes on their way.

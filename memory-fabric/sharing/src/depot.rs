@@ -63,6 +63,9 @@ pub trait Depot: Send {
 
     /// The descriptors that wake, and whether to wait until they can be written, too.
     fn watch(&self, watch: &mut dyn FnMut(RawFd, bool));
+
+    /// A sleep has ended; [`poll`](Self::poll) follows.
+    fn slept(&mut self);
 }
 
 /// A depot, and what waits for it.
@@ -200,10 +203,14 @@ impl<P: Peers> Engine<P> {
         if self.home.away.writes() == 0 || self.local_pages() < self.queue.limit() {
             self.pay(usize::MAX)?;
         }
+        Ok(worked)
+    }
+
+    /// Sends what was asked of the depot.
+    pub(crate) fn flush_depot(&mut self) {
         if let Some(store) = &mut self.store {
             store.depot.flush();
         }
-        Ok(worked)
     }
 
     /// Sends confirmations that were delayed.

@@ -206,6 +206,7 @@ impl<P: Peers> Engine<P> {
                 }
             }
             self.peers.flush();
+            self.flush_depot();
             self.frames.finish_frees()?;
             self.stats.local_pages.set(self.local_pages() as u64);
             if worked {

@@ -5,7 +5,7 @@ use fabric_pages::page::{PageBytes, PageIndex};
 use fabric_peers::{HomeMessage, PeerError, PeerMessage, Peers};
 
 use crate::Failure;
-use crate::away::Away;
+use crate::away::{Away, defect};
 use crate::engine::Engine;
 use crate::frames::Frames;
 
@@ -15,6 +15,7 @@ const HAS_PLACE: u8 = 1;
 const QUEUED: u8 = 1 << 1;
 
 /// Where the bytes of a page are.
+#[cfg_attr(test, derive(Clone))]
 enum Place {
     Stored(Box<PageBytes>),
     /// In the page's frame: this node has a copy as well, which is as new.
@@ -25,6 +26,7 @@ enum Place {
     Away,
 }
 
+#[cfg_attr(test, derive(Clone))]
 struct Kept {
     number: Number,
     place: Place,
@@ -34,6 +36,7 @@ struct Kept {
 
 /// What this node keeps for the compute nodes of the VM. Takes no memory for a page until the page
 /// is written back.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct HomeStore {
     pages: Vec<Option<Kept>>,
     /// Pages with bytes of their own here.
@@ -114,10 +117,11 @@ impl HomeStore {
         }
         let place = bytes.map_or(Place::Frame, Place::Stored);
         let is_stored = matches!(place, Place::Stored(_));
+        let is_same = kept.as_ref().is_some_and(|kept| kept.leaves);
         let next = Kept {
             number,
             place,
-            leaves: false,
+            leaves: is_same && defect!(self.away, KeepLeaving),
         };
         let old = match kept.replace(next) {
             Some(Kept {
@@ -168,7 +172,11 @@ impl HomeStore {
                 continue;
             };
             if away.is_busy(page) {
-                away.enqueue(page);
+                if defect!(away, ForgetBusy) {
+                    flags[page.index()] &= !QUEUED;
+                } else {
+                    away.enqueue(page);
+                }
                 continue;
             }
             kept.leaves = true;
@@ -202,8 +210,9 @@ impl HomeStore {
         if !self.away.wrote(page) {
             return None;
         }
+        let any_counts = defect!(self.away, AnyWrite);
         let kept = self.kept(page)?;
-        if !std::mem::take(&mut kept.leaves) {
+        if !std::mem::take(&mut kept.leaves) && !any_counts {
             return None;
         }
         match std::mem::replace(&mut kept.place, Place::Away) {
@@ -342,6 +351,9 @@ impl<P: Peers> Engine<P> {
         Err(PeerError::Broken { peer, reason }.into())
     }
 }
+
+#[cfg(test)]
+mod model;
 
 #[cfg(test)]
 mod tests {

@@ -112,6 +112,9 @@ impl<P: Peers> Engine<P> {
         }
         let slept = poll_until(&mut self.watched, until);
         slept.map_err(|error| Failure::System("poll", error))?;
+        if let Some(store) = &mut self.store {
+            store.depot.slept();
+        }
         if self.watched[2].revents != 0 {
             // What was asked for is in a counter of its own.
             let _ = fences.wake().read();

@@ -120,12 +120,25 @@ fn nodes_with_cpus_run_vcpus_of_the_vm() {
     assert_eq!(vm.nodes[1].to_string(), "h:2,cpus=2,memory=512 MiB");
     let words = command_line::node_arguments(&cluster.nodes[1]).expect("UTF-8");
     assert!(words.contains(&"--cpus=2".to_owned()), "{words:?}");
+    let text = WITH_CPUS.replace("cpus = 2", "");
+    let vm = read(&text)
+        .expect("a donor beside a node")
+        .vm_with(&reached);
+    let donors: Vec<_> = vm.donors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        (vm.nodes.len(), &donors[..]),
+        (1, &["h:2,memory=1 GiB".to_owned()][..])
+    );
     for (from, to, part) in [
         ("cpus = 4", "cpus = 3", "all 3 vCPUs"),
         ("cpus = 2", "cpus = 2\nfrom = 'boot'", "`from=boot`"),
         ("cpus = 2", "cpus = 0\nfrom = 'init'", "it lends none"),
         ("cpus = 2", "cpus = 255", "node node-2: --cpus 255"),
-        ("cpus = 2", "", "--donor cannot be used with --node"),
+        (
+            "cpus = 4",
+            "cpus = 4\nreplicas = 2",
+            "--replicas cannot be used with --node",
+        ),
         (
             "memory = \"1G\"\n\n[[node]]\nmemory",
             "memory = \"1G\"\nlocal-memory = \"1023M\"\n\n[[node]]\nmemory",

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memory_fabric::compute::{
-    Channel, Halts, Listeners, Membership, SharedGuest, SharingError, TableFences, VmSecret,
+    Channel, DonorDepot, Halts, Listeners, Membership, SharedGuest, SharingError, TableFences,
+    VmSecret,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use vm_memory::GuestAddress;
@@ -61,6 +62,22 @@ impl JoinError {
     }
 }
 
+/// The guest's memory on this node, which nothing has touched.
+#[derive(Debug)]
+pub struct Shared {
+    /// The memory.
+    pub memory: Arc<GuestMemory>,
+    /// The donors of this node, if it has any.
+    pub depot: Option<DonorDepot>,
+}
+
+impl From<Arc<GuestMemory>> for Shared {
+    fn from(memory: Arc<GuestMemory>) -> Self {
+        let depot = None;
+        Self { memory, depot }
+    }
+}
+
 /// A compute node that is connected to the others.
 #[derive(Debug)]
 pub struct Joined {
@@ -93,7 +110,7 @@ impl HaltObserver for Idle {
 }
 
 impl Joined {
-    /// Connects to the other nodes, shares `memory` with them, and compares the clocks.
+    /// Connects to the other nodes, shares `guest` with them, and compares the clocks.
     ///
     /// # Errors
     ///
@@ -101,12 +118,13 @@ impl Joined {
     pub fn connect(
         membership: Membership,
         listeners: Listeners,
-        memory: Arc<GuestMemory>,
+        guest: impl Into<Shared>,
         owners: Vec<u8>,
         failed: impl FnOnce(SharingError) + Send + 'static,
     ) -> Result<Self, JoinError> {
         let (me, vm) = (membership.me, membership.vm);
-        let (shared, streams) = SharedGuest::start(membership, listeners, memory, failed)?;
+        let Shared { memory, depot } = guest.into();
+        let (shared, streams) = SharedGuest::start(membership, listeners, memory, depot, failed)?;
         let mut clock = None;
         let mut nodes = NodesConfig {
             vm,

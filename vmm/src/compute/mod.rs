@@ -15,7 +15,7 @@ mod secure_link;
 
 pub use self::child::{ProcessError, VmProcess};
 pub use self::host::CpuHost;
-pub use self::join::{JoinError, Joined, SILENCE_MAX, byte_ranges, random_vm};
+pub use self::join::{JoinError, Joined, SILENCE_MAX, Shared, byte_ranges, random_vm};
 pub use self::lent::LentCpus;
 pub use self::observed::{Observed, SharingReporter};
 pub use self::process::serve;

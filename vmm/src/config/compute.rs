@@ -5,14 +5,19 @@ use std::net::SocketAddr;
 use fabric_identity::Name;
 use memory_fabric::fabric::{Compression, TransportKind};
 
+use super::DEFAULT_DONOR_GRACE_SECONDS;
 use super::address::HostPort;
 use super::choice::{Numa, Switch};
 use super::node_arg::{CpusFrom, NODES_MAX};
 use super::protection::Protection;
 use super::settings::RunSettings;
-use super::validation::{ValidationError, check_named, resolve_permitted};
+use super::validation::{ValidationError, check_named, check_range, resolve_permitted};
 use crate::machine::Irqchip;
 use crate::size::ByteSize;
+
+/// Limit of `--donor-grace` where nodes share memory: a node waits for a page for 20 s, and would name
+/// the one that waits for a donor as lost.
+pub const SHARED_DONOR_GRACE_SECONDS_MAX: u32 = 10;
 
 /// The unit in which nodes share memory.
 const BLOCK_BYTES: u64 = 2 << 20;
@@ -79,10 +84,19 @@ impl RunSettings {
         Ok(resolved)
     }
 
-    /// What this host and the nodes lend for the guest's memory.
+    /// How long an unreachable donor is waited for, in seconds.
+    pub(super) fn donor_grace_seconds(&self) -> u32 {
+        if self.nodes.is_empty() || self.donors.is_empty() {
+            return self.donor_grace_seconds;
+        }
+        // Only the default is longer.
+        self.donor_grace_seconds.min(SHARED_DONOR_GRACE_SECONDS_MAX)
+    }
+
+    /// What this host, the nodes and donors lend for the guest's memory.
     fn check_lent(&self, nodes: &[ComputeNode]) -> Result<(), ValidationError> {
         let memory = self.memory;
-        let local = self.local_memory.unwrap_or(memory);
+        let local = self.checked_local_memory()?;
         let whole = |flag, size: ByteSize| {
             if size.is_multiple_of(BLOCK_BYTES) && size != ByteSize::ZERO {
                 return Ok(());
@@ -99,6 +113,12 @@ impl RunSettings {
             }
             lent = lent.saturating_add(node.memory);
         }
+        // Donors that are not asked for so much lend what they have, which they are asked later.
+        let by_donors = match self.donors.as_slice() {
+            [] => ByteSize::ZERO,
+            _ => self.memory_asked_of_donors().unwrap_or(memory),
+        };
+        lent = lent.saturating_add(by_donors);
         let all = local.saturating_add(lent);
         if all < memory {
             let missing = memory.saturating_sub(all);
@@ -114,17 +134,29 @@ impl RunSettings {
 
     /// What a VM on several nodes cannot have.
     fn check_beside_nodes(&self) -> Result<(), ValidationError> {
+        let alone = self.donors.is_empty();
         let given = [
             (self.irqchip == Some(Irqchip::Kernel), "--irqchip kernel"),
-            (!self.donors.is_empty(), "--donor"),
             (self.cluster.is_some(), "--cluster"),
             (self.replicas != 1, "--replicas"),
             (self.hotplug_memory.is_some(), "--hotplug-memory"),
             (self.numa == Numa::Expose, "--numa expose"),
             (self.cpu_pinning.is_some(), "--cpu-pinning"),
-            (self.checksum, "--checksum"),
-            (self.compression == Compression::On, "--compression on"),
-            (self.seal == Some(Switch::On), "--seal on"),
+            // These are about the way to donors.
+            (alone && self.checksum, "--checksum without --donor"),
+            (
+                alone && self.compression == Compression::On,
+                "--compression on without --donor",
+            ),
+            (
+                alone && self.seal == Some(Switch::On),
+                "--seal on without --donor",
+            ),
+            // Merged tables are not evicted, and a home with donors evicts its own pages.
+            (
+                !alone && self.merge_tables == Switch::On,
+                "--merge-tables on with --donor",
+            ),
             (self.record_working_set.is_some(), "--record-working-set"),
             (self.replay_working_set.is_some(), "--replay-working-set"),
             (
@@ -134,6 +166,11 @@ impl RunSettings {
         ];
         if let Some((_, flag)) = given.into_iter().find(|(is_given, _)| *is_given) {
             return Err(ValidationError::NotWithNodes { flag });
+        }
+        let grace = self.donor_grace_seconds;
+        if !alone && grace != DEFAULT_DONOR_GRACE_SECONDS {
+            let max = SHARED_DONOR_GRACE_SECONDS_MAX;
+            check_range("--donor-grace with --node", grace, 0, max)?;
         }
         let size = self.memory;
         if !size.is_multiple_of(BLOCK_BYTES) || size == ByteSize::ZERO {
@@ -182,11 +219,8 @@ mod tests {
 
     #[test]
     fn what_several_nodes_cannot_have_is_refused_by_its_flag() {
-        let text = refused(|run| run.donors = vec!["127.0.0.1:1".parse().expect("a donor")]);
-        assert!(
-            text.contains("--donor cannot be used with --node"),
-            "{text}"
-        );
+        let text = refused(|run| run.checksum = true);
+        assert!(text.contains("--checksum without --donor"), "{text}");
         let text = refused(|run| run.numa = Numa::Expose);
         assert!(text.contains("--numa expose"), "{text}");
         let text = refused(|run| run.transport = TransportKind::Udp);
@@ -230,6 +264,48 @@ mod tests {
         );
         let text = refused(None, node("127.0.0.1:7000,cpus=1,memory=3M"));
         assert!(text.contains("memory= of --node 3 MiB is not"), "{text}");
+    }
+
+    #[test]
+    fn donors_lend_beside_nodes_what_these_leave() {
+        let with = |local: Option<u64>, donor: &str, change: fn(&mut RunSettings)| {
+            let mut settings = settings();
+            settings.memory = ByteSize::from_mib(256);
+            settings.local_memory = local.map(ByteSize::from_mib);
+            let node = "127.0.0.1:7000,cpus=1,memory=64M";
+            settings.nodes = vec![node.parse().expect("a node")];
+            settings.donors = vec![donor.parse().expect("a donor")];
+            change(&mut settings);
+            settings.parse().map_err(|error| error.to_string())
+        };
+        let same: fn(&mut RunSettings) = |_| ();
+        let run = with(Some(64), "127.0.0.1:1,memory=128M", same).expect("enough");
+        assert_eq!(run.local_memory, ByteSize::from_mib(64));
+        assert_eq!((run.nodes.len(), run.donors.len()), (1, 1));
+        assert_eq!(run.donor_grace.as_secs(), 10, "not the default of 30");
+        with(Some(64), "127.0.0.1:1", same).expect("it is asked later");
+        let run = with(None, "127.0.0.1:1,memory=128M", same).expect("the rest is here");
+        assert_eq!(run.local_memory, ByteSize::from_mib(128));
+        let refused = |local, donor, change| with(local, donor, change).expect_err("refused");
+        let text = refused(Some(64), "127.0.0.1:1,memory=126M", same);
+        assert!(
+            text.contains("the 190 MiB") && text.contains("by 2 MiB"),
+            "{text}"
+        );
+        let text = refused(None, "127.0.0.1:1", same);
+        assert!(text.contains("add --local-memory"), "{text}");
+        let text = refused(Some(64), "127.0.0.1:1", |run| run.donor_grace_seconds = 11);
+        assert!(text.contains("--donor-grace with --node"), "{text}");
+        assert!(text.contains("11") && text.contains("10"), "{text}");
+        let text = refused(Some(64), "127.0.0.1:1", |run| run.merge_tables = Switch::On);
+        assert!(text.contains("--merge-tables on with --donor"), "{text}");
+        let text = refused(Some(64), "127.0.0.1:1", |run| run.replicas = 2);
+        assert!(
+            text.contains("--replicas cannot be used with --node"),
+            "{text}"
+        );
+        let run = with(Some(64), "127.0.0.1:1", |run| run.seal = Some(Switch::On));
+        assert!(run.is_ok(), "donors get sealed pages");
     }
 
     #[test]

@@ -44,7 +44,12 @@ impl RunSettings {
             });
         }
         match asked {
-            Some(lent) if !self.donors.is_empty() && local.saturating_add(lent) < memory => {
+            // What other nodes lend is added elsewhere.
+            Some(lent)
+                if !self.donors.is_empty()
+                    && self.nodes.is_empty()
+                    && local.saturating_add(lent) < memory =>
+            {
                 if self.replicas > 1 {
                     return Err(ValidationError::DonorsTooSmallForReplicas {
                         memory,
@@ -64,7 +69,7 @@ impl RunSettings {
 
     /// The guest memory that the donors can hold with what they are asked for; `None` when one of
     /// them leaves it open.
-    fn memory_asked_of_donors(&self) -> Option<ByteSize> {
+    pub(super) fn memory_asked_of_donors(&self) -> Option<ByteSize> {
         let asked: Option<Vec<ByteSize>> = self.donors.iter().map(|donor| donor.memory).collect();
         let asked = asked?;
         if self.replicas == 1 {

@@ -239,7 +239,7 @@ impl RunSettings {
             prefetch: self.prefetch == Prefetching::Auto,
             record_working_set: self.record_working_set.clone(),
             replay_working_set: self.replay_working_set.clone(),
-            donor_grace: seconds(self.donor_grace_seconds),
+            donor_grace: seconds(self.donor_grace_seconds()),
             on_lost_memory: self.on_lost_memory,
             credentials: self.credentials.clone(),
             insecure: self.insecure,

@@ -178,16 +178,16 @@ pub enum ValidationError {
         /// What was given.
         size: ByteSize,
     },
-    /// This host and the nodes lend too little.
+    /// This host, the nodes and the donors lend too little.
     #[error(
-        "guest memory of {memory} is more than --local-memory {local} and the {lent} that the nodes of --node lend; raise --local-memory or memory= of a node by {missing}, or lower --memory"
+        "guest memory of {memory} is more than --local-memory {local} and the {lent} that --node and --donor lend; raise --local-memory or memory= of one of these by {missing}, or lower --memory"
     )]
     NodesLendTooLittle {
         /// The guest's memory.
         memory: ByteSize,
         /// What this host lends.
         local: ByteSize,
-        /// What the nodes lend.
+        /// What the nodes and donors lend.
         lent: ByteSize,
         /// What is missing.
         missing: ByteSize,

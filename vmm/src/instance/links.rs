@@ -31,6 +31,23 @@ pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
         .rdma_refusals()
         .first()
         .map_or(String::new(), |reason| format!(" ({reason})"));
+    if !config.nodes.is_empty() {
+        let of_nodes = config.nodes.iter().map(|node| node.memory.bytes()).sum();
+        let donors = fabric.nodes().into_iter().skip(1);
+        let at_donors = donors.map(|donor| donor.memory_bytes).sum();
+        return format!(
+            "memory {} of {} hosts with vCPUs: {} lent here, {} by others, {} of it on {} donor(s); \
+             transport {}, tier {}{page}{refusal}",
+            config.memory,
+            config.nodes.len() + 1,
+            config.local_memory,
+            ByteSize::from_bytes(of_nodes),
+            ByteSize::from_bytes(at_donors),
+            fabric.nodes().len() - 1,
+            transport.kind,
+            transport.tier,
+        );
+    }
     let all = plan.homes.ram_pages();
     format!(
         "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}{bulk}, tier {}{page}{refusal}{more}",

@@ -43,9 +43,14 @@ pub fn fabric_config(
     let hotplug = config
         .hotplug_memory
         .map(|size| (hotplug_start(memory), size.bytes()));
+    let lenders = config.transport.lenders(donors.len());
+    // Other nodes with vCPUs come before donors.
+    let compute = config.nodes.len();
+    let mut nodes = NodeIds::in_order(compute + lenders);
+    nodes.donors.drain(..compute);
     Ok(FabricConfig {
         vm: called(config.name.as_ref(), std::process::id()),
-        nodes: NodeIds::in_order(config.transport.lenders(donors.len())),
+        nodes,
         ram: ram.collect::<Option<_>>().ok_or(RunError::MemoryTooHigh)?,
         // With other nodes, the memory is shared instead of paged.
         local_bytes: if config.nodes.is_empty() {
@@ -105,7 +110,14 @@ pub fn connect(
     let donors = fabric.donors.len() as u64;
     let _progress =
         bars_are_ours(config).then(|| Followed::begin("connecting to donors", donors, "", || 0));
-    Fabric::start(fabric, &supervisor.observer()).map_err(donors_failed)
+    let observer = supervisor.observer();
+    let started = if config.nodes.is_empty() || fabric.donors.is_empty() {
+        Fabric::start(fabric, &observer)
+    } else {
+        let lent = config.nodes.iter().map(|node| node.memory.bytes());
+        Fabric::start_shared(fabric, lent.sum(), &observer)
+    };
+    started.map_err(donors_failed)
 }
 
 /// Returns the guest view for KVM and the device models: of so many bytes, and those that may be added.

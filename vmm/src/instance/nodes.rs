@@ -8,7 +8,8 @@ use std::time::Duration;
 use devices::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT};
 use fabric_identity::{ExpectedNode, SharedCredentials};
 use memory_fabric::compute::{
-    Carrier, ComputeRequest, ComputeTable, Listeners, Membership, SharedGuest, SharingError, member,
+    Carrier, ComputeRequest, ComputeTable, DonorDepot, Listeners, Membership, SharedGuest,
+    SharingError, member,
 };
 use memory_fabric::fabric::Fabric;
 use vm_memory::GuestMemoryMmap;
@@ -16,7 +17,7 @@ use vm_memory::GuestMemoryMmap;
 use super::run_error::RunError;
 use super::seen::NodesSeen;
 use super::supervisor::Supervisor;
-use crate::compute::{JoinError, Joined, LentCpus, byte_ranges, random_vm};
+use crate::compute::{JoinError, Joined, LentCpus, Shared, byte_ranges, random_vm};
 use crate::config::RunConfig;
 use crate::config::compute::ComputeNode;
 use crate::config::name::called;
@@ -87,9 +88,32 @@ fn carrier(node: &ComputeNode, shown: Option<&Arc<SharedCredentials>>) -> Carrie
     }
 }
 
+/// Checks that this host, the nodes and the donors, which lend so much, have room for the guest.
+fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
+    let (memory, local) = (config.memory, config.local_memory);
+    let by_nodes = config.nodes.iter().map(|node| node.memory.bytes()).sum();
+    let (by_nodes, by_donors) = (
+        ByteSize::from_bytes(by_nodes),
+        ByteSize::from_bytes(by_donors),
+    );
+    let all = local.saturating_add(by_nodes).saturating_add(by_donors);
+    if all >= memory {
+        return Ok(());
+    }
+    let missing = memory.saturating_sub(all);
+    let error = RunError::DonorsLendTooLittle {
+        memory,
+        local,
+        by_nodes,
+        by_donors,
+        missing,
+    };
+    Err(Failure::new(ExitCode::DonorUnavailable, error))
+}
+
 impl OtherNodes {
     /// Asks all nodes for their vCPUs and memory, and shares the memory of `fabric`, which nothing
-    /// has touched, with them. Nodes are shown the certificate of `shown`. Returns them with what
+    /// has touched, with them. What its donors lend counts as lent by this host. Nodes are shown the certificate of `shown`. Returns them with what
     /// [`machine`](Self::machine) needs, or `None` when the VM is on this host alone.
     pub fn start(
         config: &RunConfig,
@@ -111,7 +135,11 @@ impl OtherNodes {
         let listeners = listeners.map_err(RunError::host("listen"))?;
         let ports = listeners.ports().map_err(RunError::host("listen"))?;
         let merge_tables = config.merge_tables;
-        let mut table = vec![member(here, ports, config.local_memory.bytes())];
+        let depot = fabric.take_depot();
+        let by_donors = depot.as_ref().map_or(0, DonorDepot::lent_bytes);
+        check_lent(config, by_donors)?;
+        let lent_here = config.local_memory.bytes().saturating_add(by_donors);
+        let mut table = vec![member(here, ports, lent_here)];
         let mut lent = Vec::new();
         for (me, node) in (1..).zip(nodes.iter()) {
             let request = ComputeRequest {
@@ -158,7 +186,8 @@ impl OtherNodes {
             }
         };
         let memory = Arc::clone(fabric.memory());
-        let joined = Joined::connect(membership, listeners, memory, owners(config), failed);
+        let guest = Shared { memory, depot };
+        let joined = Joined::connect(membership, listeners, guest, owners(config), failed);
         match joined {
             Ok(joined) => {
                 let Joined {

@@ -69,7 +69,9 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
     let (nodes, vcpus, coherence) = match reported {
         Some(reported) => {
             let nodes = reported.nodes.into_iter();
-            let nodes = nodes.map(|node| NodeNow { node, link: None }).collect();
+            let nodes = nodes.map(|node| NodeNow { node, link: None });
+            let donors = linked_nodes(view, 0).into_iter().skip(1);
+            let nodes = nodes.chain(donors).collect();
             (nodes, reported.vcpus, Some(reported.coherence))
         }
         None => (linked_nodes(view, instance.guest.cpus), Vec::new(), None),
@@ -210,7 +212,10 @@ pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
 pub fn fill_nodes(report: &mut Report, booted: &BootedVm) {
     match booted.reported(false) {
         Some(reported) => {
-            report.nodes = reported.nodes;
+            // Only the donors are those of the pager.
+            let all = std::mem::take(&mut report.nodes);
+            let donors = all.into_iter().skip(1);
+            report.nodes = reported.nodes.into_iter().chain(donors).collect();
             report.coherence = Some(reported.coherence);
         }
         None => all_cpus_here(&mut report.nodes, report.guest.cpus),

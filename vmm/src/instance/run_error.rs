@@ -7,6 +7,7 @@ use ssi_hv_sandbox::SandboxError;
 use thiserror::Error;
 
 use super::console_file::ConsoleError;
+use crate::size::ByteSize;
 
 /// Why a run cannot start, or ends without a result. Errors of the machine, of the fabric and of
 /// devices have types of their own.
@@ -55,6 +56,24 @@ pub enum RunError {
         name: String,
         /// Why not.
         source: Box<dyn StdError + Send + Sync>,
+    },
+    /// Nodes with vCPUs and donors lend too little.
+    #[error(
+        "guest memory of {memory} is more than --local-memory {local}, the {by_nodes} of --node and \
+         the {by_donors} that --donor lends; raise --local-memory or memory= of a node by {missing}, \
+         add a donor, or have one lend more"
+    )]
+    DonorsLendTooLittle {
+        /// The guest's memory.
+        memory: ByteSize,
+        /// What this host lends.
+        local: ByteSize,
+        /// What the nodes lend.
+        by_nodes: ByteSize,
+        /// What the donors lend.
+        by_donors: ByteSize,
+        /// What is missing.
+        missing: ByteSize,
     },
     /// The guest crashed.
     #[error("the guest crashed: {0}")]

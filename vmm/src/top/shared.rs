@@ -10,8 +10,8 @@ use super::View;
 use super::format::{count, time};
 use super::rates::NodeRates;
 use super::screen::shortened;
-use crate::report::{Coherence, NodeState};
-use crate::status::screen::shared::{hottest, numbers, state, totals, vcpus};
+use crate::report::{Coherence, Role};
+use crate::status::screen::shared::{hottest, round_trip, state_of, totals, vcpus, work};
 use crate::status::{NodeNow, VmStatus};
 
 /// Rows of the rate and its history.
@@ -52,9 +52,9 @@ impl View {
         for (index, now) in status.nodes.iter().enumerate() {
             let rates = self.rates.as_ref().and_then(|rates| rates.nodes.get(index));
             let text = shortened(compute(now, rates), columns);
-            let style = match now.node.state {
-                Some(NodeState::Up) => Style::new(),
-                Some(NodeState::Starting) => self.style(Color::Yellow),
+            let style = match state_of(now) {
+                "up" => Style::new(),
+                "starting" => self.style(Color::Yellow),
                 _ => self.style(Color::Red),
             };
             lines.push(Line::styled(text, style));
@@ -69,15 +69,20 @@ fn compute(now: &NodeNow, rates: Option<&NodeRates>) -> String {
         Some(rates) => format!("{}/s", count(of(rates))),
         None => "-".to_owned(),
     };
+    let of_compute = |of: fn(&NodeRates) -> f64| match node.role {
+        Role::Donor => "-".to_owned(),
+        Role::Compute => rate(of),
+    };
     row([
         node.id.to_string(),
-        numbers(&node.cpus),
-        state(node.state).to_owned(),
-        rate(|rates| rates.requests),
-        rate(|rates| rates.received),
-        rate(|rates| rates.sent),
-        rate(|rates| rates.early),
-        node.round_trip_us.map_or("-".to_owned(), time),
+        work(now),
+        state_of(now).to_owned(),
+        of_compute(|rates| rates.requests),
+        // A donor receives what is written back to it.
+        rate(|rates| rates.received + rates.written_back),
+        rate(|rates| rates.sent + rates.fetched),
+        of_compute(|rates| rates.early),
+        round_trip(now).map_or("-".to_owned(), time),
         node.address.clone().unwrap_or_else(|| "here".to_owned()),
     ])
 }

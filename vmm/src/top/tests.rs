@@ -196,6 +196,26 @@ fn a_vm_on_several_nodes_has_rates_of_each_and_what_its_vcpus_wait_for() {
     }
 }
 
+#[test]
+fn a_donor_beside_nodes_with_vcpus_has_rates_too() {
+    let mut before = status_of_nodes();
+    let mut donor = status().nodes[1].clone();
+    donor.node.id = 3;
+    before.nodes.push(donor);
+    let mut after = before.clone();
+    after.uptime_s += 2.0;
+    let donor = after.nodes.last_mut().expect("a donor");
+    donor.node.pages_fetched += 6;
+    donor.node.pages_written_back += 8;
+    let text = drawn(&view_of(before.clone(), after.clone()), 200, 60);
+    let expected = ["3", "donor", "up", "-", "4/s", "3/s", "-", "80.0", "us"];
+    assert_eq!(words(&text, "3  ")[..9], expected, "{text}");
+    let link = after.nodes.last_mut().and_then(|donor| donor.link.as_mut());
+    link.expect("a link").reachable = false;
+    let text = drawn(&view_of(before, after), 200, 60);
+    assert_eq!(words(&text, "3  ")[2], "away", "{text}");
+}
+
 /// Returns answers with the largest possible values everywhere.
 fn enormous() -> (VmStatus, VmStatus) {
     let times = Percentiles {

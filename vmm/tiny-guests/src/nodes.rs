@@ -378,3 +378,33 @@ two_cpu_guest!(
     "3: call 7f",
     "ret",
 );
+
+// Each CPU increments a word in each page between 4 and 48 MiB twice, from opposite ends, with locked
+// instructions. Says `k` if each word then is 4.
+two_cpu_guest!(
+    count_on_two_nodes,
+    {
+        "mov rbx, 0x400000",
+        "2: cmp qword ptr [rbx], 4",
+        "jne 88f",
+        "add rbx, 0x1000",
+        "cmp rbx, 0x3000000",
+        "jb 2b",
+        "say 'k'",
+    },
+    "mov r13d, 2",
+    "2: mov rbx, 0x400000",
+    "mov rsi, 0x1000",
+    "test r12d, r12d",
+    "jz 3f",
+    "mov rbx, 0x2fff000",
+    "neg rsi",
+    "3: lock inc qword ptr [rbx]",
+    "add rbx, rsi",
+    "cmp rbx, 0x400000",
+    "jb 4f",
+    "cmp rbx, 0x3000000",
+    "jb 3b",
+    "4: dec r13d",
+    "jnz 2b",
+);

@@ -93,8 +93,8 @@ impl Depot for Late {
                 }
             }
         }
-        if self.requests.is_empty() {
-            let _ = self.wake.read();
+        if !self.requests.is_empty() {
+            self.wake.write(1).expect("an eventfd");
         }
     }
 
@@ -108,6 +108,10 @@ impl Depot for Late {
 
     fn watch(&self, watch: &mut dyn FnMut(RawFd, bool)) {
         watch(self.wake.as_raw_fd(), false);
+    }
+
+    fn slept(&mut self) {
+        let _ = self.wake.read();
     }
 }
 

@@ -1,8 +1,8 @@
 //! The lines of a VM whose vCPUs are on several nodes.
 
 use super::{micros, size};
-use crate::report::{Coherence, HotPage, Node, NodeState};
-use crate::status::{VcpuNow, VcpuState, VmStatus};
+use crate::report::{Coherence, HotPage, NodeState, Role};
+use crate::status::{NodeNow, VcpuNow, VcpuState, VmStatus};
 
 /// Hot pages that are shown; the JSON has more.
 const HOT_SHOWN: usize = 5;
@@ -16,7 +16,7 @@ pub fn lines(status: &VmStatus, coherence: &Coherence) -> Vec<String> {
         "{:<4} {:<8} {:<8} {:>9} {:>8} {:>8} {:>7} {:>8}  address",
         "node", "vCPUs", "state", "requests", "received", "sent", "early", "trip, us"
     )];
-    lines.extend(status.nodes.iter().map(|now| node(&now.node)));
+    lines.extend(status.nodes.iter().map(node));
     lines.push(String::new());
     lines.extend(totals(coherence));
     lines.extend(vcpus(&status.vcpus, COLUMNS));
@@ -24,20 +24,52 @@ pub fn lines(status: &VmStatus, coherence: &Coherence) -> Vec<String> {
     lines
 }
 
-fn node(node: &Node) -> String {
+fn node(now: &NodeNow) -> String {
+    let node = &now.node;
     let transfers = node.transfers.unwrap_or_default();
+    let (requests, early) = match node.role {
+        Role::Donor => ("-".to_owned(), "-".to_owned()),
+        Role::Compute => (
+            requested(&transfers).to_string(),
+            transfers.early_losses.to_string(),
+        ),
+    };
+    // A donor receives what is written back to it.
     format!(
         "{:<4} {:<8} {:<8} {:>9} {:>8} {:>8} {:>7} {:>8}  {}",
         node.id,
-        numbers(&node.cpus),
-        state(node.state),
-        requested(&transfers),
-        transfers.pages_received,
-        transfers.pages_sent,
-        transfers.early_losses,
-        node.round_trip_us.map_or("-".to_owned(), micros),
+        work(now),
+        state_of(now),
+        requests,
+        transfers.pages_received + node.pages_written_back,
+        transfers.pages_sent + node.pages_fetched,
+        early,
+        round_trip(now).map_or("-".to_owned(), micros),
         node.address.as_deref().unwrap_or("-"),
     )
+}
+
+/// What a node does: the numbers of its vCPUs, or that it is a donor.
+pub fn work(now: &NodeNow) -> String {
+    match now.node.role {
+        Role::Donor => "donor".to_owned(),
+        Role::Compute => numbers(&now.node.cpus),
+    }
+}
+
+/// Names the state of a node or of the link to a donor.
+pub fn state_of(now: &NodeNow) -> &'static str {
+    match (&now.link, now.node.role) {
+        (Some(link), Role::Donor) if link.reachable => "up",
+        (Some(_), Role::Donor) => "away",
+        _ => state(now.node.state),
+    }
+}
+
+/// The last round trip to a node or donor, in microseconds.
+pub fn round_trip(now: &NodeNow) -> Option<f64> {
+    let to_donor = now.link.as_ref().map(|link| link.round_trip_us);
+    now.node.round_trip_us.or(to_donor)
 }
 
 /// All requests of a node for pages.

@@ -1,6 +1,7 @@
 //! Guests whose vCPUs are in several processes.
 
 mod commands;
+mod donors;
 mod moves;
 mod secured;
 

@@ -16,10 +16,10 @@ use crate::support::kvm_is_there;
 const DAYS: Validity = Validity { days: 90 };
 
 /// A cluster with the node `alpha`, which lends a CPU, and certificates of members.
-struct Secured {
-    place: Place,
+pub(super) struct Secured {
+    pub(super) place: Place,
     node: Running,
-    address: String,
+    pub(super) address: String,
 }
 
 fn authority(place: &Path) -> Authority {
@@ -31,13 +31,25 @@ fn authority(place: &Path) -> Authority {
     .expect("an authority")
 }
 
+/// Starts a node with its certificate, and more options. Returns its address.
+fn member(place: &Place, name: &str, more: &[&str]) -> (Running, String) {
+    let credentials = place.path(&format!("node/{name}"));
+    let options = ["--credentials", &credentials];
+    let (mut node, _) = node(place, &[&options, more].concat());
+    // The first line says who the node is.
+    let mut line = String::new();
+    node.console.read_line(&mut line).expect("it prints");
+    let address = line.trim().rsplit(' ').next().expect("one").to_owned();
+    (node, address)
+}
+
 impl Secured {
     /// Starts the node with more options.
-    fn new(more: &[&str]) -> Self {
+    pub(super) fn new(more: &[&str]) -> Self {
         let place = Place::new();
         let at = place.directory.path();
         let mut authority = authority(at);
-        for holder in ["node/alpha", "vm/web", "vm/db"] {
+        for holder in ["node/alpha", "node/beta", "vm/web", "vm/db"] {
             let output = at.join(holder);
             let holder = holder.parse().expect("a holder");
             authority
@@ -45,18 +57,17 @@ impl Secured {
                 .expect("a certificate");
         }
         drop(authority);
-        let alpha = place.path("node/alpha");
-        let options = ["--cpus", "1", "--credentials", &alpha];
-        let (mut node, _) = node(&place, &[&options, more].concat());
-        // The first line says who the node is.
-        let mut line = String::new();
-        node.console.read_line(&mut line).expect("it prints");
-        let address = line.trim().rsplit(' ').next().expect("one").to_owned();
+        let (node, address) = member(&place, "alpha", &[&["--cpus", "1"], more].concat());
         Self {
             place,
             node,
             address,
         }
+    }
+
+    /// Starts another node of the cluster, which lends memory.
+    pub(super) fn donor(&self, name: &str) -> (Running, String) {
+        member(&self.place, name, &[])
     }
 
     /// Starts a VM with this member's certificate.

@@ -1,0 +1,164 @@
+//! Donors of a VM whose memory several compute nodes share: leases and connections, without a pager.
+
+use super::connections::{Connections, Transports};
+use super::leases::{Leases, LeasesHeld};
+use super::sealing::Sealer;
+use super::sources::Sources;
+use super::{Fabric, FabricConfig, FabricError, FabricObserver};
+use crate::compute::DonorDepot;
+use crate::guest_memory::GuestMemory;
+use crate::homes::{BLOCK_BYTES, HomeTable, LocalNode, LocalUse, Plan};
+use crate::link::Link;
+use crate::nodes::Nodes;
+use crate::page::PAGE_SHIFT;
+use crate::policy::Tier;
+use crate::stats::PagerStats;
+use crate::view::{FabricView, LentBy, VmMemory};
+use crate::wire::TrafficClass;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// The leases of donors beside compute nodes, and what stores pages with them, until it is taken.
+pub(super) struct SharedDonors {
+    depot: Mutex<Option<DonorDepot>>,
+    leases: LeasesHeld,
+    rdma_refusals: Vec<String>,
+    slowest: Option<(Tier, Duration)>,
+}
+
+impl SharedDonors {
+    pub(super) fn rdma_refusals(&self) -> &[String] {
+        &self.rdma_refusals
+    }
+
+    pub(super) fn slowest(&self) -> Option<(Tier, Duration)> {
+        self.slowest
+    }
+
+    /// Ends all connections, and returns the links, whose leases are held still.
+    pub(super) fn stop(self) -> Vec<Option<Link>> {
+        let Self { depot, leases, .. } = self;
+        // Drop order: nothing uses a connection that has ended.
+        drop(depot);
+        leases.0.end_rdma();
+        leases.0.take_links()
+    }
+}
+
+impl Fabric {
+    /// Obtains leases for a memory that compute nodes share, of which the others lend so many bytes.
+    /// Donors without a size of their own are asked for what those leave of the guest's memory.
+    /// Nothing is paged: [`take_depot`](Self::take_depot) returns what stores pages at the donors.
+    ///
+    /// # Errors
+    ///
+    /// See [`FabricError`]; leases obtained until then are released.
+    pub fn start_shared(
+        config: &FabricConfig,
+        nodes_lend_bytes: u64,
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        let span_pages = config.check()?;
+        let system = |what| move |error| FabricError::System(what, error);
+        let span_bytes = usize::try_from(span_pages << PAGE_SHIFT).expect("64-bit host");
+        let memory = GuestMemory::new(span_bytes).map_err(system("create guest memory"))?;
+        let local = LocalNode::new(config.nodes.local);
+        let guest_bytes: u64 = config.ram.iter().map(|range| range.bytes()).sum();
+        let wanted = guest_bytes.saturating_sub(nodes_lend_bytes);
+        let asked = FabricConfig {
+            local_bytes: 0,
+            local_use: LocalUse::Cache,
+            ..config.clone()
+        };
+        let sources = Sources::obtain(&asked, &local, wanted.max(BLOCK_BYTES))?;
+        let lent = sources.lent();
+        let nodes = Nodes::new(&config.nodes.donors[..lent.len()], &[]);
+        // The pager has no part in this memory: for it, all of it is here.
+        let homes = HomeTable::new(local, &config.ram, None).with_links(nodes.all());
+        let plan = Plan::new(homes, guest_bytes >> PAGE_SHIFT, LocalUse::Cache, &[])?;
+        let lent_bytes: Vec<u64> = lent.iter().map(|(_, bytes)| *bytes).collect();
+        let lent_by = lent.into_iter().map(|(address, _)| LentBy {
+            address,
+            is_sealed: config.seals(address),
+            ..LentBy::default()
+        });
+        let vm = VmMemory {
+            memory: Arc::new(memory),
+            stats: Arc::new(PagerStats::new(nodes.links())),
+            plan: Arc::new(plan),
+            nodes: Arc::new(nodes),
+            replicas: None,
+            local_bytes: config.local_bytes.min(guest_bytes),
+            lent_by: Arc::new(RwLock::new(lent_by.collect())),
+            requested_blocks: Arc::default(),
+            drain: Arc::default(),
+        };
+        let donors = SharedDonors::connect(config, &vm, sources, &lent_bytes, observer)?;
+        Ok(Self {
+            discarder: vm.discarder(None),
+            view: FabricView::new(vm, None),
+            transport: config.transport,
+            engine: None,
+            shared: Some(donors),
+        })
+    }
+
+    /// Takes what stores pages at the donors of a [shared](Self::start_shared) memory. It has to be
+    /// dropped before the fabric.
+    #[must_use]
+    pub fn take_depot(&self) -> Option<DonorDepot> {
+        fabric_host::lock(&self.shared.as_ref()?.depot).take()
+    }
+}
+
+impl SharedDonors {
+    fn connect(
+        config: &FabricConfig,
+        vm: &VmMemory,
+        sources: Sources,
+        lent_bytes: &[u64],
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        let system = |what| move |error| FabricError::System(what, error);
+        let wake = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
+        let wake = wake.map_err(system("create an eventfd"))?;
+        // One thread uses both.
+        let classes = [(TrafficClass::Urgent, &wake), (TrafficClass::Bulk, &wake)];
+        let mut lent_by = vm.lent_by();
+        let Connections {
+            mut urgent,
+            mut bulk,
+            links,
+            rdma_links,
+            rdma_refusals,
+            ..
+        } = Connections::make(config, sources, &classes, &vm.stats, &mut lent_by, observer)?;
+        let paths = lent_by.iter().filter_map(|lent_by| lent_by.path.as_ref());
+        let slowest = paths
+            .map(|path| (path.tier(), path.latency_estimate()))
+            .max();
+        let sealer = Sealer::new(vm, observer)?;
+        let transports: [(TrafficClass, &mut Transports); 2] = [
+            (TrafficClass::Urgent, &mut urgent),
+            (TrafficClass::Bulk, &mut bulk),
+        ];
+        let is_sealed = lent_by.iter().map(|lent_by| lent_by.is_sealed);
+        sealer.seal(is_sealed.zip(lent_bytes.iter().copied()), transports)?;
+        *vm.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
+        let depot = DonorDepot::new(
+            urgent,
+            bulk,
+            lent_bytes.to_vec(),
+            wake,
+            Arc::clone(&vm.stats),
+            Arc::clone(&vm.lent_by),
+        );
+        Ok(Self {
+            depot: Mutex::new(Some(depot)),
+            leases: LeasesHeld(Leases::new(rdma_links, links)),
+            rdma_refusals,
+            slowest,
+        })
+    }
+}

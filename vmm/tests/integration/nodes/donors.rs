@@ -1,0 +1,229 @@
+//! `ssi-hv run --node B --donor C`: donors store pages beside nodes that run vCPUs.
+
+use std::fs;
+use std::io::Read as _;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use ssi_hv::exit::ExitCode;
+use tiny_guests::nodes::count_on_two_nodes;
+use tiny_guests::walk_for_ever;
+
+use super::commands::{code, code_of, on_two_nodes, signal, start};
+use super::secured::Secured;
+use crate::running::{LIMIT, Place, Running, count, end, node};
+use crate::support::kvm_is_there;
+
+const MIB: u64 = 1 << 20;
+
+/// What this host lends; with 8 MiB of the node and 40 MiB of the donor that is all of the guest's
+/// 64 MiB.
+const LOCAL: &str = "16M";
+
+/// Two nodes, the first with a vCPU, and their addresses.
+fn two(place: &Place) -> ([Running; 2], [String; 2]) {
+    let (compute, address) = node(place, &["--cpus", "1"]);
+    let (donor, of_donor) = node(place, &[]);
+    ([compute, donor], [address, of_donor])
+}
+
+/// The flags of a VM with this donor.
+fn flags(donor: &str) -> [&str; 4] {
+    ["--local-memory", LOCAL, "--donor", donor]
+}
+
+/// Waits until no node lends anything.
+fn all_is_given_back(place: &Place, nodes: usize) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let status = place.json(&["status", "--json"]);
+        let lent = status["nodes"].as_array().expect("nodes").iter();
+        let lent: Vec<_> = lent.map(|node| count(node, "/lent_bytes")).collect();
+        if lent == vec![0; nodes] {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{lent:?} bytes are lent");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Checks the report of a guest that has counted in memory of both nodes and of the donor.
+fn has_used_all(report: &Value, of_donor: &str) {
+    let nodes = report["nodes"].as_array().expect("nodes");
+    assert_eq!(nodes.len(), 3, "{report}");
+    let roles: Vec<_> = nodes.iter().map(|node| &node["role"]).collect();
+    assert_eq!(roles, ["compute", "compute", "donor"]);
+    let donor = &nodes[2];
+    assert_eq!(
+        (&donor["id"], &donor["address"]),
+        (&2.into(), &of_donor.into())
+    );
+    assert_eq!(count(donor, "/memory_bytes"), 40 * MIB);
+    assert!(count(donor, "/pages_written_back") > 2_000, "{donor}");
+    assert!(count(donor, "/pages_fetched") > 2_000, "{donor}");
+    for node in &nodes[..2] {
+        assert!(count(node, "/transfers/evictions") > 500, "{node}");
+        assert!(count(node, "/transfers/pages_received") > 10, "{node}");
+    }
+    // 256 copies, and 64 pages of each node on their way.
+    let most = 16 * MIB + (256 + 2 * 64) * 4096;
+    let resident = count(report, "/memory/resident_bytes");
+    assert!(
+        resident <= most,
+        "{resident} bytes here, {most} are the limit"
+    );
+}
+
+fn rest_is_right(vm: Child, place: &Place, of_donor: &str) {
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), Some(0), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "k", "{output:?}");
+    let report = fs::read_to_string(place.path("report")).expect("a report");
+    has_used_all(&serde_json::from_str(&report).expect("JSON"), of_donor);
+}
+
+#[test]
+fn vcpus_of_two_nodes_count_in_memory_of_both_and_of_a_donor() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_nodes, [address, of_donor]) = two(&place);
+    let report = place.path("report");
+    let donor = format!("{of_donor},memory=40M");
+    let more = [&flags(&donor)[..], &["--report", &report]].concat();
+    let node = format!("{address},memory=8M");
+    let vm = start(&place, &node, count_on_two_nodes::code(), &more);
+    rest_is_right(vm, &place, &of_donor);
+    all_is_given_back(&place, 2);
+}
+
+#[test]
+fn they_do_so_with_certificates_and_sealed_pages() {
+    if !kvm_is_there() {
+        return;
+    }
+    let secured = Secured::new(&[]);
+    let (_donor, of_donor) = secured.donor("beta");
+    let place = &secured.place;
+    let (report, web) = (place.path("report"), place.path("vm/web"));
+    let donor = format!("{of_donor},memory=40M,name=beta");
+    let more = [
+        &flags(&donor)[..],
+        &["--report", &report, "--credentials", &web, "--seal", "on"],
+    ];
+    let node = format!("{},memory=8M,name=alpha", secured.address);
+    let code = count_on_two_nodes::code();
+    let vm = on_two_nodes(place, &node, code, &more.concat()).spawn();
+    rest_is_right(vm.expect("it starts"), place, &of_donor);
+    let report = fs::read_to_string(report).expect("a report");
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(report["nodes"][2]["sealed"], true, "{report}");
+    assert!(count(&report, "/memory/sealing/pages_opened") > 2_000);
+    all_is_given_back(place, 2);
+}
+
+/// Starts a guest that walks through its memory, and waits until its donor has pages of it.
+fn walking(place: &Place, address: &str, of_donor: &str, more: &[&str]) -> Child {
+    let more = [&flags(of_donor)[..], more].concat();
+    let node = format!("{address},memory=8M");
+    let mut vm = start(place, &node, walk_for_ever::code(), &more);
+    let console = vm.stdout.as_mut().expect("a pipe");
+    let mut said = [0];
+    if !end::is_readable(console, end::LIMIT) || console.read_exact(&mut said).is_err() {
+        panic!("{:?}", end::rest_of(vm, end::LIMIT));
+    }
+    has_pages_at_its_donor(place);
+    vm
+}
+
+/// Waits until a VM has read pages at its donor.
+fn has_pages_at_its_donor(place: &Place) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let status = place.json(&["status", "two", "--json"])["vms"][0].take();
+        if count(&status, "/nodes/2/pages_fetched") > 100 {
+            assert_eq!(status["nodes"][2]["link"]["reachable"], true, "{status}");
+            return;
+        }
+        assert!(Instant::now() < deadline, "nothing at the donor: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_vm_whose_donor_is_killed_ends_and_names_it() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let ([_compute, donor], [address, of_donor]) = two(&place);
+    let vm = walking(&place, &address, &of_donor, &["--donor-grace", "1"]);
+    let text = place.printed(&["status", "two"]);
+    let row = text.lines().find(|line| line.ends_with(&of_donor));
+    assert!(
+        row.is_some_and(|row| row.starts_with("2    donor    up")),
+        "{text}"
+    );
+    donor.end(libc::SIGKILL);
+    let output = end::rest_of(vm, end::LIMIT);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(code_of(&output), code(ExitCode::DonorLost), "{stderr}");
+    assert!(
+        stderr.contains("guest memory on node 2 is lost"),
+        "{stderr}"
+    );
+    assert!(stderr.contains(&of_donor), "{stderr}");
+    all_is_given_back(&place, 1);
+}
+
+#[test]
+fn a_donor_gets_its_memory_back_when_a_node_is_killed() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let ([compute, _donor], [address, of_donor]) = two(&place);
+    let vm = walking(&place, &address, &of_donor, &[]);
+    compute.end(libc::SIGKILL);
+    let output = end::rest_of(vm, end::LIMIT);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{stderr}");
+    assert!(stderr.contains(&format!("node {address}")), "{stderr}");
+    all_is_given_back(&place, 1);
+}
+
+#[test]
+fn a_vm_that_is_interrupted_gives_all_memory_back() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_nodes, [address, of_donor]) = two(&place);
+    let vm = walking(&place, &address, &of_donor, &[]);
+    signal(&vm.id().to_string(), libc::SIGINT);
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), code(ExitCode::Interrupted), "{output:?}");
+    all_is_given_back(&place, 2);
+}
+
+#[test]
+fn donors_that_lend_too_little_are_refused_with_what_is_missing() {
+    let place = Place::new();
+    let kernel = place.path("kernel");
+    fs::write(&kernel, tiny_guests::elf(walk_for_ever::code())).expect("is written");
+    let (_nodes, [address, of_donor]) = two(&place);
+    let node = format!("{address},cpus=1,memory=8M");
+    let fails = |memory: &str, code, text: &str| {
+        let arguments = [
+            "run", "--kernel", &kernel, "--memory", memory, "--cpus", "2",
+        ];
+        let more = [&["--node", &node][..], &flags(&of_donor)].concat();
+        let line = place.failed(&[&arguments[..], &more].concat(), code);
+        assert!(line.contains(text), "{line}");
+    };
+    // The donor has 64 MiB.
+    let text = "16 MiB, the 8 MiB of --node and the 64 MiB that --donor lends";
+    fails("90M", ExitCode::DonorUnavailable, text);
+}
