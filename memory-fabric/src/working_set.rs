@@ -7,6 +7,7 @@
 use crate::homes::HomeTable;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};
+use fabric_host::root::path_now;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -248,11 +249,12 @@ pub fn load(path: &Path, subject: &Subject) -> Result<Vec<PageRange>, WorkingSet
 ///
 /// Fails when it cannot be written; an earlier file still exists then.
 pub fn save(path: &Path, bytes: &[u8]) -> Result<(), WorkingSetError> {
-    let temporary = temporary(path);
+    let now = path_now(path);
+    let temporary = temporary(&now);
     let written = create(&temporary).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&temporary, path)
+        fs::rename(&temporary, &now)
     });
     written.map_err(|error| {
         // The first error is the one to report.

@@ -1,10 +1,22 @@
-//! The host's data in a report.
+//! The host's data in a report, and the root directory of this process.
 
 use std::fs;
+
+use fabric_host::root::ProcFile;
+pub use fabric_host::root::{changed_to as root_changed_to, path_now};
 
 use crate::machine::is_emulated;
 use crate::report::{Host, Virtualization};
 use crate::size::ByteSize;
+
+/// Memory of this host.
+static MEMINFO: ProcFile = ProcFile::new("/proc/meminfo");
+
+/// Opens what [`available_memory`] reads, for a process that will leave the root directory which has
+/// it.
+pub fn keep_available_memory() {
+    MEMINFO.keep_open();
+}
 
 /// Examines this host.
 #[must_use]
@@ -30,8 +42,7 @@ pub(crate) fn available_bytes(meminfo: &str) -> Option<u64> {
 /// Returns the memory that this host can give to processes now, if its kernel reports it.
 #[must_use]
 pub fn available_memory() -> Option<ByteSize> {
-    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    available_bytes(&meminfo).map(ByteSize::from_bytes)
+    available_bytes(&MEMINFO.read()?).map(ByteSize::from_bytes)
 }
 
 /// Returns the value of a field in `/proc/cpuinfo`, for the first CPU.

@@ -11,6 +11,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 
 use fabric_host::lock_file;
+use fabric_host::root::path_now;
 
 /// The longest path of a socket: the kernel accepts 107 bytes, and that of a vsock may be followed
 /// by `_4294967295`.
@@ -162,9 +163,10 @@ impl HostSocket {
 
 impl Drop for HostSocket {
     fn drop(&mut self) {
+        let path = path_now(&self.path);
         // Another process may have removed it and created another one there.
-        if self.identity.is_some() && self.identity == identity(&self.path) {
-            let _ = fs::remove_file(&self.path);
+        if self.identity.is_some() && self.identity == identity(&path) {
+            let _ = fs::remove_file(&path);
         }
     }
 }

@@ -6,6 +6,7 @@ mod file_lock;
 mod mapping;
 pub mod metrics;
 pub mod poll;
+pub mod root;
 mod seldom;
 pub mod slices;
 mod spin;

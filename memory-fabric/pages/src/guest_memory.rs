@@ -6,6 +6,7 @@
 //! would wait for itself.
 
 use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
+use fabric_host::root::ProcFile;
 use fabric_host::{Advice, Mapping};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::fs::File;
@@ -19,6 +20,9 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Whether the kernel makes huge pages of shared memory
 /// (`Documentation/admin-guide/mm/transhuge.rst`).
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+/// Sums over the mappings of this process.
+static ROLLUP: ProcFile = ProcFile::new("/proc/self/smaps_rollup");
 
 /// The memfd and its views. A page's offset in the file is its guest-physical address; what
 /// is never touched, the hole below 4 GiB included, takes no memory.
@@ -259,7 +263,12 @@ fn advise_if_known(view: &Mapping, offset: usize, bytes: usize, advice: Advice) 
 /// when the kernel does not report it.
 #[must_use]
 pub fn huge_bytes() -> Option<u64> {
-    mapped_huge(&std::fs::read_to_string("/proc/self/smaps_rollup").ok()?)
+    mapped_huge(&ROLLUP.read()?)
+}
+
+/// Opens what [`huge_bytes`] reads, for a process that will leave the root directory which has it.
+pub fn keep_huge_bytes() {
+    ROLLUP.keep_open();
 }
 
 /// The views are the only shared memory of the process that can be huge.

@@ -6,13 +6,24 @@
 //!
 //! [Landlock]: https://docs.kernel.org/userspace-api/landlock.html
 
+//!
+//! A process that root starts can give up more: [`Privileges`] makes it another user, in a root
+//! directory of its own.
+
 mod calls;
 mod files;
+mod ids;
+mod privileges;
+mod user;
 
+use std::io;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+
+pub use self::privileges::{PrivilegeError, Privileges};
+pub use self::user::{User, UserError};
 
 /// Why a process cannot be restricted.
 #[derive(Debug, Error)]
@@ -23,6 +34,9 @@ pub enum SandboxError {
     /// The kernel refuses the filter of system calls.
     #[error("the kernel refuses the filter of seccomp")]
     Calls(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The kernel refuses that rights are never gained again.
+    #[error("the kernel refuses no_new_privs")]
+    NoNewPrivileges(#[source] io::Error),
 }
 
 /// What is in force. Keep it while the process runs: some rules hold only while their file is open.
@@ -38,6 +52,14 @@ impl Restricted {
     #[must_use]
     pub const fn files(&self) -> bool {
         self.files.is_some()
+    }
+
+    /// Closes what is not below `root`, which becomes the root of this process: from a directory
+    /// outside, it could be left. The rules for what is outside are not needed any more.
+    pub fn keep_below(&mut self, root: &Path) {
+        if let Some(files) = &mut self.files {
+            files.retain(|file| privileges::is_below(file, root));
+        }
     }
 }
 
@@ -94,8 +116,34 @@ impl Sandbox {
     /// # Errors
     /// When the kernel refuses. A kernel without Landlock is none: [`Restricted::files`] is false then.
     pub fn enter(&self) -> Result<Restricted, SandboxError> {
+        let restricted = self.enter_files()?;
+        restrict_calls()?;
+        Ok(restricted)
+    }
+
+    /// Restricts files alone; [`restrict_calls`] follows.
+    ///
+    /// # Errors
+    /// As for [`enter`](Self::enter).
+    pub fn enter_files(&self) -> Result<Restricted, SandboxError> {
         let files = files::restrict(self).map_err(SandboxError::Files)?;
-        calls::restrict().map_err(SandboxError::Calls)?;
         Ok(Restricted { files })
     }
+}
+
+/// Restricts the system calls of all threads of this process, as [`Sandbox::enter`] does.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn restrict_calls() -> Result<(), SandboxError> {
+    calls::restrict().map_err(SandboxError::Calls)
+}
+
+/// Prevents this thread, those that it starts, and programs that they execute from gaining rights.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn never_gain_privileges() -> Result<(), SandboxError> {
+    let set = rustix::thread::set_no_new_privs(true);
+    set.map_err(|error| SandboxError::NoNewPrivileges(error.into()))
 }

@@ -307,6 +307,15 @@ pub(super) struct RunArgs {
     )]
     sandbox: Switch,
 
+    /// Become this user before the guest runs. Hidden: for services, and docs/cli.md says what it
+    /// needs
+    #[arg(long, value_name = "USER", hide = true)]
+    user: Option<String>,
+
+    /// Make this directory the root before the guest runs. Hidden: as --user
+    #[arg(long, value_name = "DIR", hide = true)]
+    chroot: Option<PathBuf>,
+
     /// Let nodes write page tables of the guest's kernel at the same time. Hidden: an experiment
     #[arg(
         long,
@@ -402,6 +411,8 @@ impl RunArgs {
             insecure: self.insecure,
             metrics: self.metrics,
             sandbox: self.sandbox,
+            user: self.user,
+            chroot: self.chroot,
             merge_tables: self.merge_tables,
             report: self.report,
             end_with_fd: self.end_with_fd,

@@ -37,6 +37,12 @@ impl HostPort {
         &self.host
     }
 
+    /// Whether the host is an address, which needs no resolver.
+    #[must_use]
+    pub fn is_numeric(&self) -> bool {
+        self.host.parse::<IpAddr>().is_ok()
+    }
+
     /// The port; 0 lets the system choose one to listen on.
     #[must_use]
     pub const fn port(&self) -> u16 {

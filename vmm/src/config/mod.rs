@@ -18,6 +18,7 @@ mod node;
 pub mod node_arg;
 pub mod planned;
 pub mod policy;
+mod privileges;
 mod protection;
 pub mod rate;
 pub mod rdma;
@@ -33,6 +34,7 @@ pub use ssi_hv_api::name;
 
 pub use self::choice::{Choice, HugePages, Numa, OnReboot, Prefetching, Switch};
 pub use self::node::{DEFAULT_LEASE_SECONDS, NodeConfig, NodeSettings};
+pub use self::privileges::PrivilegesError;
 pub use self::protection::Protection;
 pub use self::run::{ResolvedDonor, RunConfig, resolved_donor};
 pub use self::settings::RunSettings;

@@ -8,6 +8,7 @@ use devices::virtio::MEM_BLOCK_BYTES;
 use fabric_identity::Name;
 use memory_fabric::fabric::{Compression, Fingerprint, OnLostMemory, Sealing, TransportKind};
 use memory_fabric::rdma::Settings;
+use ssi_hv_sandbox::Privileges;
 
 use super::address::{Donor, HostPort};
 use super::choice::{Choice as _, HugePages, Numa, OnReboot, Prefetching, Switch};
@@ -16,6 +17,7 @@ use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
 use super::net::NetArg;
+use super::privileges::{placed, placed_vsock};
 use super::protection::Protection;
 use super::settings::RunSettings;
 use super::validation::{
@@ -132,6 +134,8 @@ pub struct RunConfig {
     pub metrics: Option<SocketAddr>,
     /// Whether its process is restricted to what it needs.
     pub sandbox: bool,
+    /// The user and the root directory that its process has while the guest runs.
+    pub privileges: Option<Privileges>,
     /// Whether nodes merge page tables of the guest's kernel.
     pub merge_tables: bool,
     /// The file for the report.
@@ -149,6 +153,12 @@ impl RunSettings {
     /// The first thing that is wrong, with its limit and remedy.
     pub fn parse(&self) -> Result<RunConfig, ValidationError> {
         let kernel = self.kernel.clone().ok_or(ValidationError::KernelNotGiven)?;
+        let privileges = self.checked_privileges()?;
+        let placed = |flag, path: &Option<PathBuf>| {
+            let path = path.as_deref();
+            let placed = path.map(|path| placed(privileges.as_ref(), flag, path));
+            placed.transpose()
+        };
         check_file("--kernel", &kernel)?;
         if let Some(initrd) = &self.initrd {
             check_file("--initrd", initrd)?;
@@ -221,8 +231,8 @@ impl RunSettings {
             balloon: self.balloon == Switch::On && is_alone,
             disks: self.disks.clone(),
             nets: self.nets.clone(),
-            vsock: self.vsock.clone(),
-            hvc: self.hvc.clone(),
+            vsock: placed_vsock(privileges.as_ref(), self.vsock.as_ref())?,
+            hvc: placed("--hvc", &self.hvc)?,
             rng: self.rng == Switch::On,
             on_reboot: self.on_reboot,
             local_memory,
@@ -237,7 +247,7 @@ impl RunSettings {
             seal,
             compression: self.compression,
             prefetch: self.prefetch == Prefetching::Auto,
-            record_working_set: self.record_working_set.clone(),
+            record_working_set: placed("--record-working-set", &self.record_working_set)?,
             replay_working_set: self.replay_working_set.clone(),
             donor_grace: seconds(self.donor_grace_seconds()),
             on_lost_memory: self.on_lost_memory,
@@ -245,8 +255,9 @@ impl RunSettings {
             insecure: self.insecure,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             sandbox: self.sandbox == Switch::On,
+            privileges: privileges.clone(),
             merge_tables: self.merge_tables == Switch::On,
-            report: self.report.clone(),
+            report: placed("--report", &self.report)?,
             end_with_fd: self.end_with_fd,
         })
     }

@@ -142,6 +142,12 @@ pub struct RunSettings {
     /// Restrict the VM's process to what it needs
     #[serde(with = "choice")]
     pub sandbox: Switch,
+    /// Become this user before the guest runs: a name, or UID:GID
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Make this directory the root before the guest runs
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chroot: Option<PathBuf>,
     /// Let nodes write page tables of the kernel at the same time: on or off
     #[serde(with = "choice")]
     pub merge_tables: Switch,
@@ -197,6 +203,8 @@ impl Default for RunSettings {
             insecure: false,
             metrics: None,
             sandbox: Switch::On,
+            user: None,
+            chroot: None,
             merge_tables: Switch::Off,
             report: None,
             end_with_fd: None,

@@ -10,6 +10,7 @@ use super::address::HostPort;
 use super::cpu_list::CpuList;
 use super::node_arg::NODES_MAX;
 use super::policy::PolicyError;
+use super::privileges::PrivilegesError;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
 use crate::size::ByteSize;
@@ -158,6 +159,9 @@ pub enum ValidationError {
         /// The flag.
         flag: &'static str,
     },
+    /// Privileges cannot be given up, or something needs them later.
+    #[error(transparent)]
+    Privileges(#[from] PrivilegesError),
     /// A size is not whole pages.
     #[error(
         "{flag} {size} is not a multiple of the page size, {PAGE_SIZE_BYTES} bytes; {below} is the next lower one"

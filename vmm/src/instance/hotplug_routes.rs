@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use devices::virtio::MEM_BLOCK_BYTES;
 use memory_fabric::fabric::DonorAddress;
+use ssi_hv_sandbox::Privileges;
 
 use super::hotplug::{HotplugMemory, refusal};
 use super::vm::{BootedVm, Instance};
@@ -84,6 +85,7 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         let text = "a donor that joins is asked for what is missing; omit memory=";
         return Err(malformed(text.to_owned()));
     }
+    check_still_possible(config, &donor)?;
     let resolved = resolved_donor(
         &donor,
         config.transport,
@@ -97,6 +99,22 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         bytes: None,
     };
     Ok((address, donor.address.to_string()))
+}
+
+/// Refuses what needs files of the host, if the process has another root by now.
+fn check_still_possible(config: &RunConfig, donor: &Donor) -> Result<(), Refusal> {
+    let privileges = config.privileges.as_ref();
+    if privileges.and_then(Privileges::root).is_none() {
+        return Ok(());
+    }
+    let address = &donor.address;
+    if address.is_numeric() {
+        return Ok(());
+    }
+    let text = format!(
+        "{address} is a name, and a VM with --chroot resolves no names once it runs; give the address"
+    );
+    Err(Refusal::new(RefusalCode::State, text))
 }
 
 fn one_line(error: &dyn std::error::Error) -> String {

@@ -15,7 +15,7 @@ use super::metrics::OF_VM;
 use super::nodes::OtherNodes;
 use super::observe::{fill, fill_nodes, memory, rate_limits};
 use super::run_error::RunError;
-use super::sandbox;
+use super::sandbox::{self, Confinement};
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
@@ -54,7 +54,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let report_file = report_file.transpose().map_err(Failure::usage)?;
     // Before the sandbox: it asks the host's busybox what that can do.
     let exec = Exec::prepare(config);
-    let _restricted = sandbox::enter(config).map_err(RunError::Sandbox)?;
+    let confinement = &sandbox::enter(config).map_err(RunError::Sandbox)?;
     let supervisor = Supervisor::start(config, report_file.clone())
         .map_err(RunError::host("watch for signals"))?;
     let mut report = Report::new(host::detect());
@@ -76,7 +76,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     ));
     let (exec, mut result) = match exec {
         Ok(exec) => {
-            let result = open_and_boot(config, &instance, exec.as_ref(), &mut report);
+            let result = open_and_boot(config, confinement, &instance, exec.as_ref(), &mut report);
             (exec, result)
         }
         Err(failure) => (None, Err(failure)),
@@ -119,6 +119,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
 /// report.
 fn open_and_boot(
     config: &RunConfig,
+    confinement: &Confinement<'_>,
     instance: &Arc<Instance>,
     exec: Option<&Exec>,
     report: &mut Report,
@@ -145,6 +146,7 @@ fn open_and_boot(
     let devices = HostDevices::open(config)?;
     let run = Run {
         config,
+        confinement,
         supervisor,
         exec,
         console: console.as_ref(),
@@ -199,6 +201,7 @@ fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>
 /// A run with a valid configuration.
 struct Run<'a> {
     config: &'a RunConfig,
+    confinement: &'a Confinement<'a>,
     supervisor: &'a Arc<Supervisor>,
     instance: &'a Instance,
     exec: Option<&'a Exec>,
@@ -316,6 +319,7 @@ impl Run<'_> {
         let handle = machine.handle();
         let watch = self.exec.map(|exec| exec.watch(handle.clone()));
         let watch = watch.transpose()?;
+        self.confinement.complete()?;
         booted.set_machine(handle.clone(), begun.elapsed());
         let outcome = if supervisor.attend(handle.clone()) {
             machine.run()

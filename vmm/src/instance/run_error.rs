@@ -2,8 +2,9 @@
 
 use std::error::Error as StdError;
 use std::io;
+use std::path::PathBuf;
 
-use ssi_hv_sandbox::SandboxError;
+use ssi_hv_sandbox::{PrivilegeError, SandboxError};
 use thiserror::Error;
 
 use super::console_file::ConsoleError;
@@ -37,6 +38,24 @@ pub enum RunError {
         "cannot restrict this process to what the VM needs; --sandbox off starts it unrestricted"
     )]
     Sandbox(#[source] SandboxError),
+    /// The process cannot become another user.
+    #[error(transparent)]
+    Privileges(#[from] PrivilegeError),
+    /// The user cannot create a file that is created later.
+    #[error(
+        "{flag} {}: the user {user} of --user cannot create it; give the user its directory",
+        path.display()
+    )]
+    NotForUser {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The user.
+        user: String,
+        /// The host's error.
+        source: io::Error,
+    },
     /// The guest's memory exceeds the addresses that the fabric supports.
     #[error("guest memory is above the limit of 16 TiB")]
     MemoryTooHigh,

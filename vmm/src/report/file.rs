@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fabric_host::root::path_now;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
@@ -87,8 +88,10 @@ impl ReportFile {
         let mut text = serde_json::to_vec_pretty(report).map_err(ReportError::Json)?;
         text.push(b'\n');
         let written = match &self.target {
-            Target::Replace { file, temporary } => replace(file, temporary, &text),
-            Target::Direct(path) => write_direct(path, &text),
+            Target::Replace { file, temporary } => {
+                replace(&path_now(file), &path_now(temporary), &text)
+            }
+            Target::Direct(path) => write_direct(&path_now(path), &text),
         };
         written.map_err(|source| ReportError::Write {
             path: self.named.clone(),

@@ -18,6 +18,7 @@ mod node;
 mod nodes;
 mod pki;
 mod poison;
+mod privileges;
 mod prometheus;
 mod replicas;
 mod running;

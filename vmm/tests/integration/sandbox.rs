@@ -6,7 +6,7 @@ use crate::running::{Place, Running, vm};
 use crate::support::kvm_is_there;
 
 /// A field of the status of each thread of a process.
-fn of_threads(pid: &str, field: &str) -> Vec<String> {
+pub fn of_threads(pid: &str, field: &str) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
     let statuses = threads.map(|thread| {
         let path = thread.expect("a thread").path().join("status");
@@ -21,7 +21,7 @@ fn of_threads(pid: &str, field: &str) -> Vec<String> {
     statuses.collect()
 }
 
-fn all_are(vm: &Running, field: &str, value: &str) -> bool {
+pub fn all_are(vm: &Running, field: &str, value: &str) -> bool {
     let values = of_threads(&vm.pid(), field);
     values.len() > 1 && values.iter().all(|one| one == value)
 }

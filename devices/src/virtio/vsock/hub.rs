@@ -9,6 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use fabric_host::root::path_now;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
@@ -288,7 +289,7 @@ impl Hub {
 
     /// Connects the guest to the socket of the host's port.
     fn connect(&mut self, ports: Ports, request: &Header) {
-        let mut path = self.path.clone().into_os_string();
+        let mut path = path_now(&self.path).into_os_string();
         path.push(format!("_{}", ports.host));
         let connected = if self.connections.len() < CONNECTIONS_MAX {
             connect(Path::new(&path)).ok()
