@@ -29,5 +29,7 @@ pub use credentials::{Credentials, CredentialsError};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use pattern::HolderPattern;
 #[cfg(feature = "certificates")]
+pub use rustls::pki_types::CertificateDer;
+#[cfg(feature = "certificates")]
 pub use shared::{ExpectedNode, ReloadError, SharedCredentials};
 pub use subject::{Holder, Name, Role, Subject, SubjectError};

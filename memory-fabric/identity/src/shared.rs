@@ -1,11 +1,15 @@
 //! Credentials that all connections of a process share, and that can be read again while they last.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustls::{ClientConfig, ServerConfig};
 
-use crate::credentials::{Credentials, CredentialsError};
+use crate::credentials::{
+    AUTHORITIES_FILE, CERTIFICATE_FILE, Credentials, CredentialsError, KEY_FILE, REVOKED_FILE,
+};
 use crate::subject::{Name, Role, Subject};
 
 /// Why credentials were not replaced.
@@ -60,12 +64,32 @@ impl Current {
     }
 }
 
+/// What changes when a file is replaced or written: its device, inode, size and time of change.
+type Stamp = Option<(u64, u64, u64, i64, i64)>;
+
+/// The files of a directory at one time.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamps([Stamp; 4]);
+
+impl Stamps {
+    fn of(directory: &Path) -> Self {
+        let files = [CERTIFICATE_FILE, KEY_FILE, AUTHORITIES_FILE, REVOKED_FILE];
+        Self(files.map(|file| {
+            let found = fs::metadata(directory.join(file)).ok()?;
+            let changed = (found.ctime(), found.ctime_nsec());
+            Some((found.dev(), found.ino(), found.size(), changed.0, changed.1))
+        }))
+    }
+}
+
 /// Credentials of a directory. Every new connection uses the newest ones; connections that exist keep
 /// those with which they were made.
 #[derive(Debug)]
 pub struct SharedCredentials {
     directory: PathBuf,
     current: RwLock<Current>,
+    /// The files when they were read last, whether they could be used or not.
+    read: Mutex<Stamps>,
 }
 
 impl SharedCredentials {
@@ -74,6 +98,8 @@ impl SharedCredentials {
     /// # Errors
     /// Fails when they cannot be used, or name a member of another role.
     pub fn load(directory: &Path, role: Role) -> Result<Arc<Self>, ReloadError> {
+        // Before they are read: what changes meanwhile is read by the next refresh.
+        let read = Mutex::new(Stamps::of(directory));
         let current = Current::read(directory)?;
         let found = current.credentials.subject();
         if found.holder.role != role {
@@ -90,6 +116,7 @@ impl SharedCredentials {
         Ok(Arc::new(Self {
             directory: directory.to_owned(),
             current: RwLock::new(current),
+            read,
         }))
     }
 
@@ -112,6 +139,21 @@ impl SharedCredentials {
         }
         *current = new;
         Ok(credentials)
+    }
+
+    /// Reads the files again if they have changed since they were read last, as
+    /// [`reload`](Self::reload) does. Returns `None` if they have not: of several threads that ask,
+    /// one learns of a change. Takes four system calls.
+    pub fn refresh(&self) -> Option<Result<Arc<Credentials>, ReloadError>> {
+        let found = Stamps::of(&self.directory);
+        {
+            let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+            if *read == found {
+                return None;
+            }
+            *read = found;
+        }
+        Some(self.reload())
     }
 
     /// Returns the directory.

@@ -2,7 +2,7 @@
 
 use super::{LinkConfig, LinkEvent, LinkObserver, LinkRequest, LinkStats, describe};
 use crate::control::{ControlError, ControlStream};
-use crate::stream::Stream;
+use crate::stream::{Carrier, Stream};
 use crate::wire::{
     FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass,
 };
@@ -186,7 +186,7 @@ impl Keeper {
                     renew_at = Instant::now() + interval;
                     continue;
                 }
-                Err(RecvTimeoutError::Timeout) => match self.renew(FrameKind::Renew) {
+                Err(RecvTimeoutError::Timeout) => match self.renew_with_donor() {
                     Ok(()) => {
                         renew_at = Instant::now() + interval;
                         continue;
@@ -211,6 +211,35 @@ impl Keeper {
             tracing::debug!(node = %self.config.node, %error, "lease was not released");
         }
         self.status
+    }
+
+    /// Renews the lease, if the donor is still who it was: a certificate that expired or was revoked
+    /// breaks the connection, and the next one needs another.
+    fn renew_with_donor(&mut self) -> Result<(), ControlError> {
+        if let Some(why) = self.not_confirmed() {
+            self.control = None;
+            let why = format!("its certificate is not accepted any more: {why}");
+            let error = io::Error::new(io::ErrorKind::PermissionDenied, why);
+            return Err(ControlError::Identity(self.config.address, error));
+        }
+        self.renew(FrameKind::Renew)
+    }
+
+    /// Returns why the certificate of the donor's end of the control connection is not valid now.
+    /// Reads the lists of revoked certificates again when they have changed.
+    fn not_confirmed(&self) -> Option<String> {
+        let (Carrier::Tls(expected) | Carrier::Quic(expected)) = &self.config.carrier else {
+            return None;
+        };
+        match expected.credentials.refresh() {
+            None => {}
+            Some(Ok(_)) => tracing::info!("the credentials have changed, and are in use"),
+            Some(Err(error)) => {
+                tracing::warn!("credentials were not replaced: {}", describe(&error));
+            }
+        }
+        let chain = self.control.as_ref()?.chain()?;
+        expected.credentials.current().confirm(chain).err()
     }
 
     fn want(&mut self, class: TrafficClass) {

@@ -4,7 +4,7 @@
 use crate::stream::{Carrier, Stream};
 use crate::tls::TlsError;
 use fabric_homes::NodeId;
-use fabric_identity::Subject;
+use fabric_identity::{CertificateDer, Subject};
 use fabric_wire::{
     CONTROL_BYTES_MAX, Ends, ErrorMessage, Frame, FrameKind, GrantError, HEADER_BYTES,
     PREFIX_BYTES, Refusal, Stamp, Token, TrafficClass, WireError, decode_message, encode_message,
@@ -297,6 +297,12 @@ impl ControlStream {
     #[must_use]
     pub fn identity(&self) -> Option<&Subject> {
         self.stream.peer().map(|peer| &peer.subject)
+    }
+
+    /// Returns the certificate that the peer has shown, and those between it and the authority.
+    #[must_use]
+    pub fn chain(&self) -> Option<&[CertificateDer<'static>]> {
+        self.stream.peer().map(|peer| peer.chain.as_slice())
     }
 
     /// Returns the socket of the TCP connection, with or without TLS, to wait for its end; `None`

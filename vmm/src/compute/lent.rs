@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fabric_identity::CertificateDer;
 use memory_fabric::compute::{
     CONTROL_TIMEOUT, Carrier, ComputeEnd, ComputeMember, ComputePorts, ComputeRequest,
     ComputeTable, ControlError, ControlStream, FrameKind, member,
@@ -36,6 +37,12 @@ impl LentCpus {
             Self(control),
             member(address.ip(), ports, request.lent_bytes),
         ))
+    }
+
+    /// The certificate that the node has shown, and those between it and the authority.
+    #[must_use]
+    pub fn chain(&self) -> Option<Vec<CertificateDer<'static>>> {
+        self.0.chain().map(<[_]>::to_vec)
     }
 
     /// Lets the VM's process connect to the other nodes.

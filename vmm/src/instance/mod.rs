@@ -1,5 +1,6 @@
 //! A running VM: its boot, its supervision, changes at run time, and its reports.
 
+mod certificates;
 mod console_file;
 mod devices;
 mod drain_routes;

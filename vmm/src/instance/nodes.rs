@@ -14,6 +14,7 @@ use memory_fabric::compute::{
 use memory_fabric::fabric::Fabric;
 use vm_memory::GuestMemoryMmap;
 
+use super::certificates::{NodeCertificates, ShownBy};
 use super::run_error::RunError;
 use super::seen::NodesSeen;
 use super::supervisor::Supervisor;
@@ -39,6 +40,8 @@ pub struct OtherNodes {
     lent: Vec<LentCpus>,
     shared: SharedGuest,
     seen: Arc<NodesSeen>,
+    /// `None` without credentials.
+    certificates: Option<NodeCertificates>,
 }
 
 /// A node as messages name it.
@@ -109,6 +112,25 @@ fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
         missing,
     };
     Err(Failure::new(ExitCode::DonorUnavailable, error))
+}
+
+/// The certificates that nodes have shown, and the credentials to which they are compared.
+fn watched(
+    nodes: &[ComputeNode],
+    lent: &[LentCpus],
+    shown: Option<&Arc<SharedCredentials>>,
+) -> Option<(Vec<ShownBy>, Arc<SharedCredentials>)> {
+    let credentials = shown?;
+    let nodes = (1..).zip(nodes).zip(lent);
+    let watched = nodes.filter_map(|((place, node), cpus)| {
+        Some(ShownBy {
+            place,
+            address: node.address,
+            carrier: carrier(node, shown),
+            chain: cpus.chain()?,
+        })
+    });
+    Some((watched.collect(), Arc::clone(credentials)))
 }
 
 impl OtherNodes {
@@ -185,6 +207,16 @@ impl OtherNodes {
                 None => supervisor.memory_failed(&error.reason),
             }
         };
+        let certificates = watched(&nodes, &lent, shown).map(|(watched, shown)| {
+            let (nodes, supervisor) = (Arc::clone(&nodes), Arc::clone(supervisor));
+            let lost = Arc::clone(&lost);
+            NodeCertificates::watch(watched, shown, move |place, why| {
+                let _ = lost.set(place);
+                supervisor.node_lost(format!("{} is lost: {why}", named(&nodes, place)));
+            })
+        });
+        let certificates = certificates.transpose();
+        let certificates = certificates.map_err(RunError::host("start a thread"))?;
         let memory = Arc::clone(fabric.memory());
         let guest = Shared { memory, depot };
         let joined = Joined::connect(membership, listeners, guest, owners(config), failed);
@@ -227,6 +259,7 @@ impl OtherNodes {
                     lent,
                     shared,
                     seen,
+                    certificates,
                 };
                 Ok(Some((others, links)))
             }
@@ -286,6 +319,8 @@ impl OtherNodes {
                  stayed on this host, unless `ssi-hv move` has moved them"
             );
         }
+        // The end of a node is that of the VM from here on.
+        drop(self.certificates);
         let stats = Arc::clone(self.shared.stats());
         tracing::info!(
             faults = stats.faults.get(),

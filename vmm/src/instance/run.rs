@@ -26,7 +26,6 @@ use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings};
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
-use crate::credentials;
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe as describe_error};
 use crate::lifeline;
@@ -253,7 +252,7 @@ impl Run<'_> {
         let instance = self.instance;
         let mut fabric_config = fabric_config(config, donors.clone())?;
         if let Some(shown) = &fabric_config.credentials {
-            instance.note_certificate(credentials::not_after(shown));
+            instance.note_credentials(shown);
         }
         let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
         let fabric = connect(config, &fabric_config, supervisor)?;

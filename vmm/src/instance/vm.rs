@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use devices::virtio::{Balloon, RateLimiter};
+use fabric_identity::SharedCredentials;
 use memory_fabric::view::FabricView;
 
 use super::drains::VmDrains;
@@ -14,6 +15,7 @@ use super::supervisor::Supervisor;
 use crate::config::RunConfig;
 use crate::control_socket::changes::Changes;
 use crate::control_socket::protocol::{Refusal, RefusalCode};
+use crate::credentials;
 use crate::machine::MachineHandle;
 use crate::report::{Guest, Host, TransportUsed};
 
@@ -34,8 +36,8 @@ pub struct Instance {
     pub supervisor: Arc<Supervisor>,
     /// Counts the changes of its added memory, over all boots.
     pub hotplug_changes: Changes,
-    /// When its certificate expires, in seconds since 1970.
-    certificate_not_after: Mutex<Option<i64>>,
+    /// What it shows to nodes.
+    shown: OnceLock<Arc<SharedCredentials>>,
     restarts: AtomicU64,
     booted: Mutex<Option<Arc<BootedVm>>>,
 }
@@ -79,7 +81,7 @@ impl Instance {
             config,
             supervisor,
             hotplug_changes: Changes::default(),
-            certificate_not_after: Mutex::new(None),
+            shown: OnceLock::new(),
             restarts: AtomicU64::new(0),
             booted: Mutex::new(None),
         }
@@ -95,14 +97,14 @@ impl Instance {
         *self.slot() = Some(booted);
     }
 
-    /// Notes when the certificate expires that the VM shows.
-    pub fn note_certificate(&self, not_after: i64) {
-        *self.certificate() = Some(not_after);
+    /// Notes what the VM shows to nodes, in its first boot.
+    pub fn note_credentials(&self, shown: &Arc<SharedCredentials>) {
+        let _ = self.shown.set(Arc::clone(shown));
     }
 
-    /// Returns when the certificate expires; `None` without credentials.
+    /// Returns when the certificate expires that is in use; `None` without credentials.
     pub fn certificate_not_after(&self) -> Option<i64> {
-        *self.certificate()
+        self.shown.get().map(|shown| credentials::not_after(shown))
     }
 
     /// Removes the boot that has ended. Returns the number of restarts.
@@ -115,11 +117,6 @@ impl Instance {
     /// Returns the number of restarts of the guest.
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
-    }
-
-    fn certificate(&self) -> MutexGuard<'_, Option<i64>> {
-        let noted = self.certificate_not_after.lock();
-        noted.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<BootedVm>>> {

@@ -26,6 +26,7 @@ pub struct Cluster {
 /// A certificate and its key.
 pub struct Pair {
     pub certificate: CertificateDer<'static>,
+    pub pem: String,
     pub key: KeyPair,
 }
 
@@ -61,6 +62,25 @@ impl Cluster {
 
     pub fn member(&self, holder: &str, role: Role) -> Arc<SharedCredentials> {
         SharedCredentials::load(&self.directory_of(holder), role).expect("credentials")
+    }
+
+    /// Revokes the certificates of a member, and gives it another.
+    pub fn renew_revoked(&self, holder: &str) {
+        let path = self.directory_of(holder);
+        let holder = holder.parse().expect("a holder");
+        let mut authority = self.authority();
+        authority.revoke_holder(&holder).expect("revoked");
+        let new = self.directory.path().join("new");
+        authority.issue(&holder, YEAR, &new).expect("a certificate");
+        for file in ["key.pem", "cert.pem"] {
+            std::fs::copy(new.join(file), path.join(file)).expect("copied");
+        }
+    }
+
+    /// Gives the list of revoked certificates to the directory of a member.
+    pub fn inform(&self, holder: &str) {
+        let list = self.authority_path().join("crl.pem");
+        std::fs::copy(list, self.directory_of(holder).join("crl.pem")).expect("copied");
     }
 
     /// Revokes a member, and gives the list to the directory of another.
@@ -111,6 +131,7 @@ impl Cluster {
         let certificate = parameters.signed_by(&key, &issuer).expect("a certificate");
         Pair {
             certificate: certificate.der().clone(),
+            pem: certificate.pem(),
             key,
         }
     }
@@ -122,6 +143,7 @@ pub fn self_signed() -> Pair {
     let certificate = like_vm().self_signed(&key).expect("a certificate");
     Pair {
         certificate: certificate.der().clone(),
+        pem: certificate.pem(),
         key,
     }
 }

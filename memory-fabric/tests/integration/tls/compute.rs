@@ -17,6 +17,7 @@ use memory_fabric::donor::server::{Donor, DonorConfig, RdmaUse};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use time::OffsetDateTime;
 
 /// Counts the processes that it would start; each lasts until it has to end.
 #[derive(Debug, Default)]
@@ -240,4 +241,26 @@ fn vcpus_of_a_member_that_is_evicted_or_revoked_end_with_the_reason() {
         text.contains("revoked") || text.contains("Revoked"),
         "{text}"
     );
+}
+
+#[test]
+fn vcpus_of_a_member_whose_certificate_expires_end_with_the_reason() {
+    let prod = Cluster::new("prod");
+    let (donor, _) = node(&prod, None);
+    let mut neighbour = control_as(&prod, &donor, "vm/db");
+    ask(&mut neighbour, 1).expect("vCPUs");
+    let until = OffsetDateTime::now_utc() + time::Duration::seconds(8);
+    let short = prod.odd(|parameters| parameters.not_after = until);
+    let directory = prod.directory_of("vm/web");
+    std::fs::write(directory.join("cert.pem"), &short.pem).expect("written");
+    std::fs::write(directory.join("key.pem"), short.key.serialize_pem()).expect("written");
+    let mut web = control_as(&prod, &donor, "vm/web");
+    ask(&mut web, 1).expect("it is valid yet");
+    let text = reason(&mut web);
+    assert!(text.contains("the VM's certificate has expired"), "{text}");
+    assert!(OffsetDateTime::now_utc() > until, "it ended too early");
+    // The neighbour's go on.
+    donor.evict(&"vm/db".parse().expect("a member"));
+    let text = reason(&mut neighbour);
+    assert!(text.contains("vm/db was evicted"), "{text}");
 }

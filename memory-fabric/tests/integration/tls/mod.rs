@@ -202,6 +202,56 @@ fn loses_its_connections_when_revoked(transport: TransportKind) {
 }
 
 #[test]
+fn a_donor_that_the_vm_learns_to_be_revoked_is_lost_unless_it_shows_another_certificate() {
+    for transport in [TransportKind::Tcp, TransportKind::Udp] {
+        is_lost_when_revoked(transport);
+    }
+}
+
+fn is_lost_when_revoked(transport: TransportKind) {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(GUEST);
+    let mut config = secured(&prod, donor.address());
+    config.transport = transport;
+    config.grace = Duration::from_millis(500);
+    let shown = Arc::clone(config.credentials.as_ref().expect("given"));
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 5);
+    // It has another certificate by the time that the VM learns of the end of the first.
+    let alpha = prod.directory_of("node/alpha");
+    let first = fabric_identity::credentials::certificates(&alpha.join("cert.pem"));
+    let first = first.expect("a certificate");
+    prod.renew_revoked("node/alpha");
+    donor.reload(None).expect("a new certificate");
+    let connected = donor.members();
+    prod.inform("vm/web");
+    wait_until("the VM reads no list", || {
+        shown.current().confirm(&first).is_err()
+    });
+    verify(words, 5);
+    // The control connection is made again with the other certificate.
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        assert!(running.events.try_recv().is_err(), "the donor is not lost");
+        verify(words, 5);
+    }
+    assert_eq!(donor.members(), connected);
+    prod.revoke("node/alpha", "vm/web");
+    let deadline = Instant::now() + PATIENCE / 2;
+    let reason = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match running.events.recv_timeout(left).expect("an event") {
+            FabricEvent::Link(LinkEvent::Lost { reason, .. }) => break reason,
+            FabricEvent::Link(_) => {}
+            other => panic!("unexpected {other:?}"),
+        }
+    };
+    assert!(reason.contains("evoked"), "{reason}");
+    std::mem::forget(running.fabric);
+}
+
+#[test]
 fn credentials_that_cannot_be_used_do_not_replace_those_in_use() {
     let prod = Cluster::new("prod");
     let donor = prod.donor(GUEST);

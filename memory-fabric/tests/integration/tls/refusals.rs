@@ -42,7 +42,9 @@ pub fn config(shown: Option<Pair>) -> ClientConfig {
         )));
     match shown {
         None => config.with_no_client_auth(),
-        Some(Pair { certificate, key }) => {
+        Some(Pair {
+            certificate, key, ..
+        }) => {
             let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
             let config = config.with_client_auth_cert(vec![certificate], key);
             config.expect("a certificate and its key")

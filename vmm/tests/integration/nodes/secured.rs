@@ -1,6 +1,6 @@
 //! `ssi-hv node --cpus` and `ssi-hv run --node` with certificates.
 
-use std::io::{BufRead as _, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::Child;
 
@@ -155,6 +155,52 @@ fn a_vm_that_is_evicted_or_revoked_ends_and_says_so() {
         stderr.contains("refuses this end's certificate"),
         "{stderr}"
     );
+}
+
+#[test]
+fn a_node_whose_certificates_are_revoked_ends_the_vm_and_one_with_another_does_not() {
+    if !kvm_is_there() {
+        return;
+    }
+    let secured = Secured::new(&[]);
+    let (place, at) = (&secured.place, secured.place.directory.path());
+    let mut vm = secured.halted("vm/web");
+    let alpha = "node/alpha".parse().expect("a holder");
+    let tell_vm = || {
+        let list = at.join("authority/crl.pem");
+        std::fs::copy(list, at.join("vm/web/crl.pem")).expect("copied");
+    };
+    // It has another one by the time that the VM learns that the first is revoked.
+    let mut issuer = authority(at);
+    issuer.revoke_holder(&alpha).expect("revoked");
+    let new = at.join("new");
+    issuer
+        .issue(&alpha, Validity { days: 60 }, &new)
+        .expect("a certificate");
+    drop(issuer);
+    for file in ["key.pem", "cert.pem"] {
+        std::fs::copy(new.join(file), at.join("node/alpha").join(file)).expect("copied");
+    }
+    place.printed(&["node", "reload"]);
+    tell_vm();
+    let mut messages = BufReader::new(vm.stderr.take().expect("a pipe"));
+    let mut said = String::new();
+    while !said.contains("shows another certificate now") {
+        assert!(end::is_readable(messages.get_ref(), end::LIMIT), "{said}");
+        assert_ne!(messages.read_line(&mut said).expect("a pipe"), 0, "{said}");
+    }
+    assert_eq!(vm.try_wait().expect("a child"), None, "{said}");
+    authority(at).revoke_holder(&alpha).expect("revoked");
+    tell_vm();
+    let status = end::end_within(&mut vm, end::LIMIT).expect("it ends");
+    messages.read_to_string(&mut said).expect("a pipe");
+    assert_eq!(status.code(), code(ExitCode::NodeLost), "{said}");
+    let part = format!(
+        "node {} (number 1) is lost: its certificate",
+        secured.address
+    );
+    assert!(said.contains(&part) && said.contains("evoked"), "{said}");
+    assert_eq!(children_of(&secured.node.pid()), [""; 0]);
 }
 
 #[test]

@@ -1,0 +1,114 @@
+//! The certificates of nodes that run vCPUs, while a VM runs.
+//!
+//! The connection to such a node lasts as long as the VM, so TLS checks its certificate once. Here it
+//! is checked again and again: it expires, or a list of revoked certificates names it. A node that
+//! shows another certificate by then, a renewed one, is as good as before.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use fabric_identity::{CertificateDer, SharedCredentials};
+use memory_fabric::compute::{Carrier, ControlStream};
+
+use crate::credentials;
+use crate::failure::describe;
+
+/// Interval of the checks: how long a certificate is used after it is not valid any more, as at a
+/// node.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// A node, and the certificate that it has shown last.
+#[derive(Debug)]
+pub struct ShownBy {
+    /// Its place in the VM.
+    pub place: u8,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// How to connect to it.
+    pub carrier: Carrier,
+    /// The certificate.
+    pub chain: Vec<CertificateDer<'static>>,
+}
+
+impl ShownBy {
+    /// Checks the certificate, and asks for another if it is not valid any more. Returns why the node
+    /// has none.
+    fn check(&mut self, credentials: &SharedCredentials) -> Result<(), String> {
+        let Err(why) = credentials.current().confirm(&self.chain) else {
+            return Ok(());
+        };
+        let why = format!("its certificate is not accepted any more ({why})");
+        let connected = ControlStream::connect_by(self.address, &self.carrier);
+        let connected = connected.map_err(|error| format!("{why}: {}", describe(&error)))?;
+        let chain = connected.chain().ok_or_else(|| why.clone())?;
+        tracing::info!(
+            "the node at {} shows another certificate now, which is accepted",
+            self.address
+        );
+        self.chain = chain.to_vec();
+        Ok(())
+    }
+}
+
+/// Checks certificates until it is dropped.
+#[derive(Debug)]
+pub struct NodeCertificates {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NodeCertificates {
+    /// Starts to check. `lost` is called once, with the place of a node and the reason, when a node has
+    /// no valid certificate any more.
+    pub fn watch(
+        nodes: Vec<ShownBy>,
+        credentials: Arc<SharedCredentials>,
+        lost: impl FnOnce(u8, &str) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (stop, stopped) = bounded(0);
+        let thread = std::thread::Builder::new()
+            .name("certificates".into())
+            .spawn(move || {
+                if let Some((place, why)) = watch(nodes, &credentials, &stopped) {
+                    lost(place, &why);
+                }
+            })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for NodeCertificates {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // It has no result. A connection that it makes has a deadline.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(
+    mut nodes: Vec<ShownBy>,
+    credentials: &SharedCredentials,
+    stopped: &Receiver<()>,
+) -> Option<(u8, String)> {
+    loop {
+        match stopped.recv_timeout(INTERVAL) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return None,
+        }
+        credentials::refresh(credentials);
+        for node in &mut nodes {
+            if let Err(why) = node.check(credentials) {
+                return Some((node.place, why));
+            }
+        }
+    }
+}
