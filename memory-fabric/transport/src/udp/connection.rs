@@ -153,14 +153,27 @@ impl UdpStream {
             inbox: Inbox::new(usize::MAX),
             readable: [false; STREAMS],
             writing: None,
-            input: vec![0; BATCH * DATAGRAM_BUFFER_BYTES].into_boxed_slice(),
-            output: Vec::with_capacity(DATAGRAM_BUFFER_BYTES),
+            input: vec![0; DATAGRAM_BUFFER_BYTES].into_boxed_slice(),
+            output: Vec::new(),
             unsent: None,
         }
     }
 
+    /// Makes the buffers as large as page traffic needs them. Until then there is one for input, the
+    /// smallest in which the kernel can coalesce, and one for output that grows with what is sent:
+    /// strangers may have many connections.
+    fn enlarge_buffers(&mut self) {
+        if self.input.len() < BATCH * DATAGRAM_BUFFER_BYTES {
+            self.input = vec![0; BATCH * DATAGRAM_BUFFER_BYTES].into_boxed_slice();
+        }
+        // Never in use between calls unless it is unsent, which stays where it is.
+        let missing = DATAGRAM_BUFFER_BYTES.saturating_sub(self.output.len());
+        self.output.reserve(missing);
+    }
+
     /// Accepts as much as from a peer that has shown what it may do.
     pub fn lift_limits(&mut self) {
+        self.enlarge_buffers();
         self.inbox.set_limit(usize::MAX);
         self.connection
             .set_receive_window(settings::receive_window());

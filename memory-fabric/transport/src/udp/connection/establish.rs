@@ -83,6 +83,7 @@ impl UdpStream {
         let ended = Arc::default();
         let socket = Arc::new(socket);
         let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
+        stream.enlarge_buffers();
         stream.shake_hands(deadline)?;
         for _ in 0..STREAMS {
             let opened = stream.connection.streams().open(Dir::Bi);

@@ -18,11 +18,14 @@ impl UdpStream {
         for _ in 0..BATCHES_MAX {
             let mut metas = [RecvMeta::default(); BATCH];
             let mut input = std::mem::take(&mut self.input);
+            let batch = input.len() / DATAGRAM_BUFFER_BYTES;
             let mut parts = input.chunks_mut(DATAGRAM_BUFFER_BYTES);
             let mut buffers: [IoSliceMut<'_>; BATCH] =
                 std::array::from_fn(|_| IoSliceMut::new(parts.next().unwrap_or_default()));
             let socket = UdpSockRef::from(&*self.socket);
-            let received = self.udp.recv(socket, &mut buffers, &mut metas);
+            let received = self
+                .udp
+                .recv(socket, &mut buffers[..batch], &mut metas[..batch]);
             let count = match &received {
                 Ok(count) => *count,
                 Err(_) => 0,
@@ -35,7 +38,7 @@ impl UdpStream {
             }
             self.input = input;
             match received {
-                Ok(count) if count < BATCH => break,
+                Ok(count) if count < batch => break,
                 Ok(_) => {}
                 Err(error) => {
                     self.note_socket_error(&error);

@@ -75,3 +75,54 @@ fn a_reader_that_is_told_to_wait_has_taken_all_that_came() {
         donor.join().expect("the donor's end");
     });
 }
+
+#[test]
+fn a_connection_has_few_buffers_until_its_limits_are_lifted() {
+    let deadline = Instant::now() + PATIENCE;
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), None).expect("a free port");
+    let stopping = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stopping);
+        let (sender, arrivals) = channel();
+        let (listener, stopping) = (&listener, &stopping);
+        scope.spawn(move || {
+            listener.run(stopping, &mut |arrival| drop(sender.send(arrival)));
+        });
+        let donor = scope.spawn(move || {
+            let arrival = arrivals.recv_timeout(PATIENCE).expect("a VM");
+            let mut stream = arrival.accept(deadline).expect("a connection");
+            let buffers = |stream: &UdpStream| (stream.input.len(), stream.output.capacity());
+            for number in 0..ROUNDS {
+                // More may arrive at once than one call takes.
+                assert_eq!(next(&mut stream, deadline), number);
+                send(&mut stream, number);
+                if number == ROUNDS / 2 {
+                    let (input, output) = buffers(&stream);
+                    assert_eq!(input, 64 << 10);
+                    assert!(output <= 16 << 10, "{output}");
+                    stream.lift_limits();
+                }
+            }
+            let (input, output) = buffers(&stream);
+            assert_eq!(input, 256 << 10);
+            assert!(output >= 64 << 10, "{output}");
+        });
+        let any = Expected::Fingerprint(None);
+        let mut vm = UdpStream::connect(listener.address(), &any, deadline).expect("a connection");
+        let mut answered = 0;
+        for number in 0..ROUNDS {
+            send(&mut vm, number);
+            if number % 16 == 15 {
+                while answered <= number {
+                    assert_eq!(next(&mut vm, deadline), answered);
+                    answered += 1;
+                }
+            }
+        }
+        while answered < ROUNDS {
+            assert_eq!(next(&mut vm, deadline), answered);
+            answered += 1;
+        }
+        donor.join().expect("the donor's end");
+    });
+}
