@@ -157,3 +157,31 @@ impl Away {
         Some(self.reading.swap_remove(place).nodes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_a_limited_number_of_reads() {
+        let (mut away, node) = (Away::default(), Member::at(1).expect("a member"));
+        let pages = (0..).map(PageIndex::new);
+        let asked: Vec<_> = pages
+            .take(READS_MAX + 1)
+            .map(|page| away.ask(page, node))
+            .collect();
+        assert!(
+            asked[..READS_MAX]
+                .iter()
+                .all(|asked| *asked == Asked::Comes)
+        );
+        assert_eq!(asked[READS_MAX], Asked::TooMuch);
+        // The places of others are their own.
+        let other = Member::at(2).expect("a member");
+        assert_eq!(away.ask(PageIndex::new(0), other), Asked::Comes);
+        away.reads_now(PageIndex::new(0));
+        assert_eq!(away.came(PageIndex::new(1)), None, "it was not posted");
+        assert_eq!(away.came(PageIndex::new(0)), Some(vec![node, other]));
+        assert_eq!(away.ask(PageIndex::new(5000), node), Asked::Comes);
+    }
+}

@@ -124,6 +124,44 @@ fn they_do_so_with_certificates_and_sealed_pages() {
     all_is_given_back(place, 2);
 }
 
+/// Waits until the link to the donor is `reachable`.
+fn wait_for_link(place: &Place, reachable: bool) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let status = place.json(&["status", "two", "--json"])["vms"][0].take();
+        if status["nodes"][2]["link"]["reachable"] == reachable {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not {reachable}: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_guest_goes_on_when_its_donor_is_back() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let ([_compute, donor], [address, of_donor]) = two(&place);
+    let vm = walking(&place, &address, &of_donor, &[]);
+    donor.signal(libc::SIGSTOP);
+    wait_for_link(&place, false);
+    donor.signal(libc::SIGCONT);
+    wait_for_link(&place, true);
+    let status = || place.json(&["status", "two", "--json"])["vms"][0].take();
+    let before = count(&status(), "/nodes/2/pages_fetched");
+    let deadline = Instant::now() + LIMIT;
+    while count(&status(), "/nodes/2/pages_fetched") < before + 100 {
+        assert!(Instant::now() < deadline, "it does not go on: {}", status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal(&vm.id().to_string(), libc::SIGINT);
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), code(ExitCode::Interrupted), "{output:?}");
+    all_is_given_back(&place, 2);
+}
+
 /// Starts a guest that walks through its memory, and waits until its donor has pages of it.
 fn walking(place: &Place, address: &str, of_donor: &str, more: &[&str]) -> Child {
     let more = [&flags(of_donor)[..], more].concat();
