@@ -68,7 +68,7 @@ fn structures_with_unions_are_those_of_the_header() {
             pkey_index max_rd_atomic max_dest_rd_atomic min_rnr_timer port_num timeout retry_cnt
             rnr_retry }
         struct ibv_gid_entry { gid gid_index port_num gid_type }
-        struct ibv_wc { wr_id status vendor_err qp_num wc_flags }
+        struct ibv_wc { wr_id status opcode vendor_err qp_num wc_flags }
         struct ibv_send_wr { wr_id next sg_list num_sge opcode send_flags wr }
     };
     let union = offset_of!(ibv_send_wr, wr);
@@ -79,6 +79,18 @@ fn structures_with_unions_are_those_of_the_header() {
         let offset = union + place;
         let field = format!("offsetof(struct ibv_send_wr, wr.rdma.{field})");
         conditions.push(format!("{field} == {offset}"));
+    }
+    for (name, place) in [
+        (
+            "ibv_wc",
+            offset_of!(ibv_wc, imm_data_invalidated_rkey_union),
+        ),
+        (
+            "ibv_send_wr",
+            offset_of!(ibv_send_wr, imm_data_invalidated_rkey_union),
+        ),
+    ] {
+        conditions.push(format!("offsetof(struct {name}, imm_data) == {place}"));
     }
     conditions.push(format!("IBV_LINK_LAYER_INFINIBAND == {LINK_INFINIBAND}"));
     conditions.push(format!("IBV_LINK_LAYER_ETHERNET == {LINK_ETHERNET}"));

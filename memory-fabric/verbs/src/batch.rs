@@ -18,6 +18,8 @@ pub(crate) enum Verb {
     Read,
     /// To the peer, with a completion only if it fails.
     Write,
+    /// To the peer, with a completion here, and with one there that has the value.
+    Notify(u32),
 }
 
 /// A request.
@@ -70,6 +72,12 @@ impl Batch {
         self.add(id, Verb::Write, remote, place);
     }
 
+    /// Adds a WRITE from `place` to `remote`, with a completion. It also completes a receive request
+    /// of the peer, with `value`, once the bytes of this and of earlier WRITEs are in its memory.
+    pub fn write_notifying(&mut self, id: u64, remote: u64, place: Place, value: u32) {
+        self.add(id, Verb::Notify(value), remote, place);
+    }
+
     fn add(&mut self, id: u64, verb: Verb, remote: u64, place: Place) {
         assert!(
             self.requests.len() < self.requests.capacity(),
@@ -81,6 +89,12 @@ impl Batch {
             remote,
             place,
         });
+    }
+
+    /// Returns whether it has no READ.
+    pub(crate) fn only_writes(&self) -> bool {
+        let mut requests = self.requests.iter();
+        requests.all(|request| request.verb != Verb::Read)
     }
 
     /// Returns the key of the peer's memory.

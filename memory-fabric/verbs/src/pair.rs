@@ -13,11 +13,12 @@
 //! "not ready": `NOT_READY_RETRIES` is for one that nevertheless claims to be, and is finite. A
 //! peer with on-demand paging reports it while it allocates a page, which takes as long as its
 //! kernel takes: `NOT_READY_RETRIES_PAGING` is unlimited, and the lane's own deadline ends the
-//! retries.
+//! retries. A WRITE that notifies needs a receive request: its sender counts those that are left.
 
 use super::abi::{
-    ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_state, ibv_qp_type, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t,
+    ibv_gid, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_wr_opcode, rdma_t,
 };
 use super::batch::{Batch, Verb};
 use super::device::{LinkLayer, Mtu, Route};
@@ -36,6 +37,15 @@ use std::sync::Arc;
 const NOT_READY_TIMER: u8 = 12;
 /// Hop limit of packets.
 const HOPS_MAX: u8 = 64;
+
+/// How many requests a queue pair takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Depths {
+    /// READs and WRITEs.
+    pub requests: usize,
+    /// Receive requests, each for one WRITE of the peer that notifies.
+    pub receives: usize,
+}
 
 /// The used states of a queue pair.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -109,6 +119,24 @@ impl QueuePair {
         access: Access,
         peer: &str,
     ) -> Result<Self, RdmaError> {
+        // Nothing is received, but some providers require an entry.
+        let depths = Depths {
+            requests,
+            receives: 1,
+        };
+        Self::with_depths(domain, queue, route, depths, access, peer)
+    }
+
+    /// Like [`new`](Self::new), for a pair that is also notified.
+    pub fn with_depths(
+        domain: &Arc<ProtectionDomain>,
+        queue: &Arc<CompletionQueue>,
+        route: &Route,
+        depths: Depths,
+        access: Access,
+        peer: &str,
+    ) -> Result<Self, RdmaError> {
+        let Depths { requests, receives } = depths;
         let device = domain.device();
         let share = device.resources().queue_pairs.take()?;
         let packet_number =
@@ -120,8 +148,7 @@ impl QueuePair {
             srq: ptr::null_mut(),
             cap: ibv_qp_cap {
                 max_send_wr: u32::try_from(requests).expect("a small constant"),
-                // Nothing is received, but some providers require an entry.
-                max_recv_wr: 1,
+                max_recv_wr: u32::try_from(receives).expect("a small constant"),
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 max_inline_data: 0,
@@ -284,6 +311,38 @@ impl QueuePair {
         check("ibv_post_send", &self.on, result)
     }
 
+    /// Posts a batch of WRITEs with one doorbell; the batch is empty afterwards.
+    ///
+    /// # Panics
+    ///
+    /// When the batch has a READ.
+    pub fn post_writes(&mut self, batch: &mut Batch) -> Result<(), RdmaError> {
+        assert!(batch.only_writes(), "a READ among WRITEs");
+        if batch.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: WRITEs change no memory of this process.
+        unsafe { self.post(batch) }
+    }
+
+    /// Posts receive requests, which take no bytes: each completes with the value of a WRITE of the
+    /// peer that notifies.
+    pub fn post_receives(&mut self, count: usize) -> Result<(), RdmaError> {
+        for _ in 0..count {
+            let mut order = ibv_recv_wr {
+                wr_id: 0,
+                next: ptr::null_mut(),
+                sg_list: ptr::null_mut(),
+                num_sge: 0,
+            };
+            let mut bad = ptr::null_mut();
+            // SAFETY: the pair is valid, and the request, which the call copies, names no memory.
+            let result = unsafe { ibv_post_recv(self.pair.as_ptr(), &raw mut order, &raw mut bad) };
+            check("ibv_post_recv", &self.on, result)?;
+        }
+        Ok(())
+    }
+
     /// Destroys the queue pair. Returns false if that failed, now or for another pair of the
     /// domain: the adapter may then still access its memory.
     pub fn end(self) -> bool {
@@ -358,13 +417,22 @@ impl Chain {
                     ibv_send_flags::IBV_SEND_SIGNALED.0,
                 ),
                 Verb::Write => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0),
+                Verb::Notify(value) => {
+                    let immediate = &mut order.imm_data_invalidated_rkey_union;
+                    immediate.imm_data = value.to_be();
+                    (
+                        ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+                        ibv_send_flags::IBV_SEND_SIGNALED.0,
+                    )
+                }
             };
             order.wr_id = request.id;
             order.wr.rdma = rdma_t {
                 remote_addr: request.remote,
                 rkey,
             };
-            (order.sg_list, order.num_sge) = (part, 1);
+            // Adapters differ in what a part without bytes means.
+            (order.sg_list, order.num_sge) = (part, (request.place.bytes > 0).into());
             order.next = if index + 1 == count {
                 ptr::null_mut()
             } else {
@@ -402,58 +470,5 @@ fn random_packet_number() -> io::Result<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::PairState::*;
-    use super::*;
-    use crate::batch::Place;
-
-    #[test]
-    fn states_follow_each_other_in_one_order_and_error_from_everywhere() {
-        let all = [Reset, Init, ReadyToReceive, ReadyToSend, Error];
-        for (place, from) in all.into_iter().enumerate() {
-            for (other, to) in all.into_iter().enumerate() {
-                let wanted = to == Error || (other == place + 1 && to != Error);
-                assert_eq!(from.may_become(to), wanted, "{from:?} to {to:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_batch_is_one_chain_and_only_reads_are_signalled() {
-        let mut batch = Batch::new(3, 17);
-        let mut chain = Chain::new(3);
-        for _ in 0..2 {
-            let place = |address| Place {
-                address,
-                bytes: 4096,
-                key: 5,
-            };
-            batch.write(1, 0x1000, place(0x10));
-            batch.read(2, 0x2000, place(0x20));
-            assert_eq!(batch.len(), 2);
-            let first = chain.build(&mut batch);
-            assert_eq!(batch.len(), 0);
-            // SAFETY: the chain is valid until the next is built.
-            unsafe {
-                let second = (*first).next;
-                assert_eq!(((*first).wr_id, (*second).wr_id), (1, 2));
-                assert_eq!((*first).send_flags, 0);
-                assert_eq!((*second).send_flags, ibv_send_flags::IBV_SEND_SIGNALED.0);
-                let remote = (*second).wr.rdma;
-                assert_eq!((remote.remote_addr, remote.rkey), (0x2000, 17));
-                let part = *(*second).sg_list;
-                assert_eq!((part.addr, part.length, part.lkey), (0x20, 4096, 5));
-                assert!((*second).next.is_null());
-            }
-        }
-    }
-
-    #[test]
-    fn packet_numbers_have_24_bits_and_differ() {
-        let numbers: Vec<_> = (0..8)
-            .map(|_| random_packet_number().expect("a number"))
-            .collect();
-        assert!(numbers.iter().all(|&number| number <= NUMBER_MAX));
-        assert!(numbers.iter().any(|number| *number != numbers[0]));
-    }
-}
+#[path = "pair_tests.rs"]
+mod tests;

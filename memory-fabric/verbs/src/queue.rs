@@ -1,6 +1,8 @@
 //! Completion queues, and sleeping until a request completes.
 
-use super::abi::{ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc, ibv_wc_status};
+use super::abi::{
+    ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status,
+};
 use super::device::Device;
 use super::library::verbs;
 use super::resources::Share;
@@ -23,6 +25,8 @@ pub struct Done {
     pub status: u32,
     /// Vendor-specific error code.
     pub vendor: u32,
+    /// The value of a WRITE of the peer that notified; `None` for a request of this end.
+    pub notified: Option<u32>,
 }
 
 impl Done {
@@ -86,8 +90,20 @@ impl Iterator for Taken {
             id: completion.wr_id,
             status: completion.status,
             vendor: completion.vendor_err,
+            notified: notified(completion),
         })
     }
+}
+
+/// Returns the value of a successful receive request: the other fields of one that failed are
+/// undefined.
+fn notified(completion: &ibv_wc) -> Option<u32> {
+    let is_receive = completion.status == ibv_wc_status::IBV_WC_SUCCESS
+        && completion.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+    is_receive.then(|| {
+        // SAFETY: any bits are a valid number, and such a completion has one in network byte order.
+        u32::from_be(unsafe { completion.imm_data_invalidated_rkey_union.imm_data })
+    })
 }
 
 impl std::fmt::Debug for Taken {
@@ -228,6 +244,11 @@ impl CompletionQueue {
             .map(|channel| channel.fd().as_raw_fd())
     }
 
+    /// Returns the same descriptor, for as long as the queue is borrowed.
+    pub fn events(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.as_ref().map(Channel::fd)
+    }
+
     /// Requests an event for the next completion, and consumes earlier events. The caller must poll
     /// once more afterwards for completions from before the call.
     pub fn arm(&self) -> Result<(), RdmaError> {
@@ -260,5 +281,22 @@ impl Drop for CompletionQueue {
         if let Err(error) = check("ibv_destroy_cq", self.device.name(), result) {
             tracing::warn!("{error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_receive_that_succeeded_has_a_value() {
+        // SAFETY: a structure of numbers, for which zero is a valid value.
+        let mut completion: ibv_wc = unsafe { std::mem::zeroed() };
+        completion.imm_data_invalidated_rkey_union.imm_data = 0x0102_0304_u32.to_be();
+        assert_eq!(notified(&completion), None, "of a request of this end");
+        completion.opcode = ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+        assert_eq!(notified(&completion), Some(0x0102_0304));
+        completion.status = ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
+        assert_eq!(notified(&completion), None, "of a request that failed");
     }
 }

@@ -39,4 +39,7 @@ impl Batch {
 
     /// Ignores a WRITE.
     pub fn write(&mut self, _: u64, _: u64, _: Place) {}
+
+    /// Ignores a WRITE.
+    pub fn write_notifying(&mut self, _: u64, _: u64, _: Place, _: u32) {}
 }

@@ -91,6 +91,12 @@ impl MemoryRegion {
         match self.0 {}
     }
 
+    /// Returns the key for local requests.
+    #[must_use]
+    pub fn local_key(&self) -> u32 {
+        match self.0 {}
+    }
+
     /// Returns the key for requests of the peer.
     #[must_use]
     pub fn remote_key(&self) -> u32 {

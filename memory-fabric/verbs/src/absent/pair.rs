@@ -22,6 +22,15 @@ impl PairState {
     }
 }
 
+/// How many requests a queue pair takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Depths {
+    /// READs and WRITEs.
+    pub requests: usize,
+    /// Receive requests.
+    pub receives: usize,
+}
+
 /// One end of a reliable connection.
 #[derive(Debug)]
 pub struct QueuePair(Infallible);
@@ -37,6 +46,22 @@ impl QueuePair {
         _: &Arc<CompletionQueue>,
         _: &Route,
         _: usize,
+        _: Access,
+        _: &str,
+    ) -> Result<Self, RdmaError> {
+        domain.absurd()
+    }
+
+    /// Creates a queue pair that is also notified.
+    ///
+    /// # Errors
+    ///
+    /// None: there is no domain.
+    pub fn with_depths(
+        domain: &Arc<ProtectionDomain>,
+        _: &Arc<CompletionQueue>,
+        _: &Route,
+        _: Depths,
         _: Access,
         _: &str,
     ) -> Result<Self, RdmaError> {
@@ -85,6 +110,24 @@ impl QueuePair {
     ///
     /// None: there is no queue pair.
     pub fn post(&mut self, _: &mut Batch) -> Result<(), RdmaError> {
+        match self.0 {}
+    }
+
+    /// Posts a batch of WRITEs.
+    ///
+    /// # Errors
+    ///
+    /// None: there is no queue pair.
+    pub fn post_writes(&mut self, _: &mut Batch) -> Result<(), RdmaError> {
+        match self.0 {}
+    }
+
+    /// Posts receive requests.
+    ///
+    /// # Errors
+    ///
+    /// None: there is no queue pair.
+    pub fn post_receives(&mut self, _: usize) -> Result<(), RdmaError> {
         match self.0 {}
     }
 

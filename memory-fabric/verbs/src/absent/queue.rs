@@ -3,7 +3,7 @@
 use super::device::Device;
 use crate::RdmaError;
 use std::convert::Infallible;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 /// The completion of a request.
@@ -15,6 +15,8 @@ pub struct Done {
     pub status: u32,
     /// Vendor-specific error code.
     pub vendor: u32,
+    /// The value of a WRITE of the peer that notified.
+    pub notified: Option<u32>,
 }
 
 impl Done {
@@ -92,6 +94,12 @@ impl CompletionQueue {
     /// Returns the event descriptor.
     #[must_use]
     pub fn event_fd(&self) -> Option<RawFd> {
+        match self.0 {}
+    }
+
+    /// Returns the same descriptor.
+    #[must_use]
+    pub fn events(&self) -> Option<BorrowedFd<'_>> {
         match self.0 {}
     }
 
