@@ -7,6 +7,7 @@ pub mod codec;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod message;
+pub mod ring;
 pub mod tcp;
 
 use std::os::fd::RawFd;
@@ -16,7 +17,9 @@ use fabric_coherence::Member;
 use fabric_pages::page::PageBytes;
 
 pub use message::{HomeMessage, PeerLane, PeerMessage};
-pub use tcp::{Channel, Secret, SecureStream, Security, Streams, TcpPeers, TcpPeersConfig};
+pub use tcp::{
+    Channel, RdmaPeers, Secret, SecureStream, Security, Streams, TcpPeers, TcpPeersConfig,
+};
 
 /// Receives the messages of peers, with the page that travels beside a message.
 pub type Receiver<'a> = dyn FnMut(Member, PeerMessage, Option<&PageBytes>) + 'a;
@@ -40,9 +43,10 @@ pub trait Peers {
     /// A descriptor that is readable when [`Self::receive`] or [`Self::flush`] has work.
     fn poll_fd(&self) -> RawFd;
 
-    /// When [`Self::receive`] has to be called at the latest, without a message: for heartbeats
-    /// and deadlines.
-    fn wake_by(&self) -> Option<Instant> {
+    /// Prepares for sleeping until [`Self::poll_fd`] is readable, which without this call it may not
+    /// become. Returns when [`Self::receive`] has to be called at the latest: for what is here
+    /// already, for heartbeats and for deadlines.
+    fn wake_by(&mut self) -> Option<Instant> {
         None
     }
 }

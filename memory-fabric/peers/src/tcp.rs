@@ -13,13 +13,16 @@ mod hello;
 mod keeper;
 mod link;
 mod outbox;
+mod path;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
@@ -34,13 +37,17 @@ use crate::PeerLane;
 use crate::codec::Bounds;
 use crate::{PeerError, PeerMessage, Peers, Receiver};
 pub use channel::{Channel, SecureStream, Security};
-pub use config::{GRACE_DEFAULT, STALL_DEFAULT, START_TIMEOUT_DEFAULT, Secret, TcpPeersConfig};
+pub use config::{
+    GRACE_DEFAULT, RdmaPeers, STALL_DEFAULT, START_TIMEOUT_DEFAULT, Secret, TcpPeersConfig,
+};
 use handshake::Credentials;
 pub use hello::PEER_VERSION;
 use keeper::{Keeper, News};
 use link::{Fault, Link};
 pub use outbox::{UNCONFIRMED_HOME_MAX, UNCONFIRMED_MAX, UNCONFIRMED_PAGES_MAX};
+use path::SESSION;
 pub use streams::Streams;
+use upgrade::Upgrades;
 
 /// What an event of the keeper has instead of a member.
 const BELL: u64 = u64::MAX;
@@ -53,6 +60,8 @@ pub struct TcpPeers {
     /// By member; this node has none.
     links: Vec<Option<Link>>,
     grace: Duration,
+    /// What rings are made with; `None` for none.
+    upgrades: Option<Arc<Upgrades>>,
     /// Why a connection was not accepted last.
     refused: Option<String>,
 }
@@ -96,7 +105,10 @@ impl TcpPeers {
         };
         let links = (0..bounds.members).map(link).collect();
         let key = hmac::Key::new(hmac::HMAC_SHA256, &config.secret.0);
-        let credentials = Credentials::new(&config, key);
+        let upgrades = config.rdma.as_ref().map(Upgrades::new).transpose()?;
+        let upgrades = upgrades.map(Arc::new);
+        let mut credentials = Credentials::new(&config, key);
+        credentials.upgrades.clone_from(&upgrades);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let keeper = Keeper::start(credentials, &config.addresses, config.listener)?;
         let data = epoll::EventData::new_u64(BELL);
@@ -106,6 +118,7 @@ impl TcpPeers {
             keeper,
             links,
             grace: config.grace,
+            upgrades,
             refused: None,
         })
     }
@@ -173,7 +186,8 @@ impl TcpPeers {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(0),
         };
-        let mut events = [event; MEMBERS_MAX + 1];
+        // Of rings and of their session.
+        let mut events = [event; 2 * MEMBERS_MAX + 1];
         let at_once = Timespec::default();
         let count = match epoll::wait(&self.epoll, events.as_mut_slice(), Some(&at_once)) {
             Ok(count) => count,
@@ -190,8 +204,16 @@ impl TcpPeers {
             if link.is_ready() {
                 match link.receive(receiver, now) {
                     Ok(came) => has_arrived |= came,
-                    Err(fault) => self.handle(place, fault, now)?,
+                    Err(fault) => {
+                        self.handle(place, fault, now)?;
+                        continue;
+                    }
                 }
+            }
+            if link.has_new_room()
+                && let Err(fault) = link.send(&self.epoll, now)
+            {
+                self.handle(place, fault, now)?;
             }
         }
         for event in &events[..count] {
@@ -200,11 +222,15 @@ impl TcpPeers {
                 has_news = true;
                 continue;
             }
-            let place = usize::try_from(data).unwrap_or(usize::MAX);
+            let place = usize::try_from(data & !SESSION).unwrap_or(usize::MAX);
             let Some(Some(link)) = self.links.get_mut(place) else {
                 continue;
             };
-            let received = link.receive(receiver, now);
+            let noted = match data & SESSION {
+                0 => Ok(()),
+                _ => link.note_session(),
+            };
+            let received = noted.and_then(|()| link.receive(receiver, now));
             let (came, fault) = match received {
                 Ok(came) => (came, None),
                 Err(fault) => (false, Some(fault)),
@@ -238,6 +264,11 @@ impl TcpPeers {
         match fault {
             Fault::Io(error) => {
                 tracing::warn!("the connection to {peer} ended: {error}");
+                if let Some(upgrades) = &self.upgrades
+                    && link.is_broken_ring()
+                {
+                    upgrades.note_break(peer);
+                }
                 link.detach(error.to_string(), now);
                 self.keeper.want(peer);
                 Ok(())
@@ -298,8 +329,8 @@ impl Peers for TcpPeers {
         self.epoll.as_fd().as_raw_fd()
     }
 
-    fn wake_by(&self) -> Option<Instant> {
-        let links = self.links.iter().flatten();
+    fn wake_by(&mut self) -> Option<Instant> {
+        let links = self.links.iter_mut().flatten();
         links.filter_map(|link| link.due(self.grace)).min()
     }
 }

@@ -9,6 +9,7 @@ use fabric_coherence::{Member, Members};
 use ring::digest;
 
 use super::channel::Security;
+use crate::ring::Rings;
 
 /// A connection on which nothing arrives for so long is replaced. Heartbeats come 4 times as often.
 pub const STALL_DEFAULT: Duration = Duration::from_secs(4);
@@ -29,6 +30,17 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// How a node uses RDMA. Bytes in rings are neither encrypted nor authenticated; what is needed to
+/// write into them travels on the connections.
+#[derive(Clone, Debug)]
+pub struct RdmaPeers {
+    /// What makes rings.
+    pub rings: Arc<dyn Rings>,
+    /// Whether nothing else is used. Otherwise TCP is, where rings cannot be made or break again and
+    /// again.
+    pub is_demanded: bool,
+}
+
 /// A node, and the compute nodes that it connects to.
 #[derive(Debug)]
 pub struct TcpPeersConfig {
@@ -46,6 +58,8 @@ pub struct TcpPeersConfig {
     pub secret: Secret,
     /// What makes the connections secure; `None` leaves them plain.
     pub security: Option<Arc<dyn Security>>,
+    /// How RDMA is used; `None` for TCP alone.
+    pub rdma: Option<RdmaPeers>,
     /// The epoch of all messages.
     pub epoch: u32,
     /// Pages of the guest's memory.
@@ -76,6 +90,7 @@ impl TcpPeersConfig {
             vm: [0; 16],
             secret: Secret([0; 32]),
             security: None,
+            rdma: None,
             epoch: 0,
             memory_pages,
             grace: GRACE_DEFAULT,

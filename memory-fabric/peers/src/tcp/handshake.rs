@@ -13,8 +13,9 @@ use super::channel::{Channel, Security};
 use super::config::TcpPeersConfig;
 use super::hello::{
     HELLO_BYTES, Hello, MAGIC, Mismatch, NONCE_BYTES, PEER_VERSION, PREFIX_BYTES, PROOF_BYTES,
-    Side, Step, check_proof, decode_prefix, prefix, prove,
+    Rdma, Side, Step, check_proof, decode_prefix, prefix, prove,
 };
+use super::upgrade::{Agreed, Upgrades};
 
 /// Time limit of a handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,6 +47,9 @@ pub(super) enum HandshakeError {
     /// The other node refused this one.
     #[error("the other node refused this one, which has {0}")]
     Refused(Mismatch),
+    /// RDMA is demanded, and not possible.
+    #[error("RDMA is demanded, and not possible: {0}")]
+    Rdma(String),
 }
 
 impl From<io::Error> for HandshakeError {
@@ -70,7 +74,9 @@ impl HandshakeError {
         match self {
             Self::Mismatch(reason) => Some(*reason),
             Self::Version(_) => Some(Mismatch::Version),
-            Self::Io(_) | Self::Identity(_) | Self::NotAPeer | Self::Refused(_) => None,
+            Self::Io(_) | Self::Identity(_) | Self::NotAPeer | Self::Refused(_) | Self::Rdma(_) => {
+                None
+            }
         }
     }
 }
@@ -86,6 +92,8 @@ pub(super) struct Credentials {
     pub(super) key: hmac::Key,
     /// What connections are made secure with.
     pub(super) security: Option<Arc<dyn Security>>,
+    /// What rings are made with; `None` for none.
+    pub(super) upgrades: Option<Arc<Upgrades>>,
 }
 
 impl Credentials {
@@ -98,6 +106,7 @@ impl Credentials {
             pages: config.memory_pages,
             key,
             security: config.security.clone(),
+            upgrades: None,
         }
     }
 
@@ -105,11 +114,14 @@ impl Credentials {
         let mut nonce = [0; NONCE_BYTES];
         let filled = SystemRandom::new().fill(&mut nonce);
         filled.map_err(|_| io::Error::other("the kernel gives no random numbers"))?;
+        let upgrades = self.upgrades.as_ref();
+        let choice = Member::at(to).zip(upgrades);
         Ok(Hello {
             vm: self.vm,
             table: self.table,
             from: self.me.place(),
             to,
+            rdma: choice.map_or(Rdma::Absent, |(to, upgrades)| upgrades.choice(to)),
             epoch: self.epoch,
             pages: self.pages,
             nonce,
@@ -168,7 +180,7 @@ pub(super) fn secure_from(
 }
 
 /// A connection during its handshake.
-struct Opening<'a> {
+pub(super) struct Opening<'a> {
     stream: &'a mut Channel,
     deadline: Instant,
     /// Whether the other end began as TLS does.
@@ -177,27 +189,35 @@ struct Opening<'a> {
 
 impl<'a> Opening<'a> {
     fn new(stream: &'a mut Channel) -> Self {
+        Self::until(stream, Instant::now() + HANDSHAKE_TIMEOUT)
+    }
+
+    pub(super) fn until(stream: &'a mut Channel, deadline: Instant) -> Self {
         Self {
             stream,
-            deadline: Instant::now() + HANDSHAKE_TIMEOUT,
+            deadline,
             came_with_tls: false,
         }
     }
 
-    fn read<const BYTES: usize>(&mut self) -> io::Result<[u8; BYTES]> {
+    pub(super) fn fill(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.stream.read_exact_by(bytes, self.deadline)
+    }
+
+    pub(super) fn read<const BYTES: usize>(&mut self) -> io::Result<[u8; BYTES]> {
         let mut bytes = [0; BYTES];
-        self.stream.read_exact_by(&mut bytes, self.deadline)?;
+        self.fill(&mut bytes)?;
         Ok(bytes)
     }
 
     /// Sends a step. It is short enough to fit into the socket's buffer.
-    fn write(&mut self, step: Step, parts: &[&[u8]]) -> io::Result<()> {
+    pub(super) fn write(&mut self, step: Step, parts: &[&[u8]]) -> io::Result<()> {
         let bytes = [&[prefix(step).as_slice()], parts].concat().concat();
         self.stream.write_all_by(&bytes, self.deadline)
     }
 
     /// Reads a prefix; returns whether it is that of `step`, and not of a refusal.
-    fn expect(&mut self, step: Step) -> Result<(), HandshakeError> {
+    pub(super) fn expect(&mut self, step: Step) -> Result<(), HandshakeError> {
         let prefix = self.read::<PREFIX_BYTES>()?;
         self.came_with_tls = prefix[0] == TLS_HANDSHAKE;
         let (version, found) = decode_prefix(prefix).ok_or(HandshakeError::NotAPeer)?;
@@ -228,7 +248,7 @@ pub(super) fn connect(
     stream: &mut Channel,
     credentials: &Credentials,
     peer: Member,
-) -> Result<(), HandshakeError> {
+) -> Result<Agreed, HandshakeError> {
     let mut opening = Opening::new(stream);
     let mine = credentials.hello(peer.place())?;
     opening.write(Step::Hello, &[&mine.encode()])?;
@@ -244,7 +264,16 @@ pub(super) fn connect(
     })?;
     let proof = prove(key, Side::Connecting, &mine, &theirs);
     opening.write(Step::Proof, &[&proof])?;
-    opening.expect(Step::Welcome)
+    opening.expect(Step::Welcome)?;
+    Ok(agreed(&mine, &theirs))
+}
+
+fn agreed(mine: &Hello, theirs: &Hello) -> Agreed {
+    Agreed {
+        rdma: mine.rdma.is_agreed(theirs.rdma),
+        mine: mine.nonce,
+        theirs: theirs.nonce,
+    }
 }
 
 /// Accepts a connection of a member before this one, which has to be `known` if that is given;
@@ -254,7 +283,7 @@ pub(super) fn accept(
     stream: &mut Channel,
     credentials: &Credentials,
     known: Option<Member>,
-) -> Result<Member, HandshakeError> {
+) -> Result<(Member, Agreed), HandshakeError> {
     let mut opening = Opening::new(stream);
     opening.expect(Step::Hello).map_err(|error| match error {
         HandshakeError::NotAPeer if opening.came_with_tls => {
@@ -276,7 +305,7 @@ pub(super) fn accept(
     let proven = check_proof(key, Side::Connecting, &theirs, &mine, &proof);
     proven.map_err(HandshakeError::Mismatch)?;
     opening.write(Step::Welcome, &[])?;
-    Ok(peer)
+    Ok((peer, agreed(&mine, &theirs)))
 }
 
 /// Sends the other end why [`accept`] failed.

@@ -10,7 +10,7 @@ pub(super) const MAGIC: [u8; 4] = *b"SVPC";
 
 /// The version of the frames between compute nodes. Others are refused: all compute nodes of a VM
 /// run the same program. It is not the version of the frames to donors, which outlive programs.
-pub const PEER_VERSION: u16 = 2;
+pub const PEER_VERSION: u16 = 3;
 
 /// Bytes of a prefix, which are the same in all versions.
 pub(super) const PREFIX_BYTES: usize = 8;
@@ -36,6 +36,8 @@ pub(super) enum Step {
     Welcome = 3,
     /// A [`Mismatch`].
     Refusal = 4,
+    /// A part of setting up rings, or why that failed.
+    Rings = 5,
 }
 
 /// In what two nodes do not fit together.
@@ -58,10 +60,12 @@ pub enum Mismatch {
     Secret = 7,
     /// Whether connections are secure.
     Certificates = 8,
+    /// Whether RDMA is demanded.
+    Rdma = 9,
 }
 
 impl Mismatch {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Version,
         Self::Vm,
         Self::Table,
@@ -70,6 +74,7 @@ impl Mismatch {
         Self::Memory,
         Self::Secret,
         Self::Certificates,
+        Self::Rdma,
     ];
 
     pub(super) fn new(value: u8) -> Option<Self> {
@@ -91,7 +96,38 @@ impl fmt::Display for Mismatch {
                 "another use of certificates; start `ssi-hv run` and `ssi-hv node` on all hosts with \
                  --credentials, or on none"
             }
+            Self::Rdma => "another choice of RDMA, which one of the two nodes demands",
         })
+    }
+}
+
+/// What a node says of RDMA.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+pub(super) enum Rdma {
+    /// It uses none.
+    Absent = 0,
+    /// It uses it if both nodes can.
+    Offered = 1,
+    /// It uses nothing else.
+    Demanded = 2,
+}
+
+impl Rdma {
+    /// Unknown values are none.
+    fn new(value: u8) -> Self {
+        let all = [Self::Offered, Self::Demanded];
+        let mut all = all.into_iter();
+        all.find(|one| *one as u8 == value).unwrap_or(Self::Absent)
+    }
+
+    /// Whether both nodes want to use it.
+    pub(super) fn is_agreed(self, other: Self) -> bool {
+        self != Self::Absent && other != Self::Absent
+    }
+
+    fn fits(self, other: Self) -> bool {
+        self.is_agreed(other) || self != Self::Demanded && other != Self::Demanded
     }
 }
 
@@ -103,6 +139,7 @@ pub(super) struct Hello {
     pub(super) table: [u8; 32],
     pub(super) from: u8,
     pub(super) to: u8,
+    pub(super) rdma: Rdma,
     pub(super) epoch: u32,
     pub(super) pages: u32,
     pub(super) nonce: [u8; NONCE_BYTES],
@@ -115,6 +152,7 @@ impl Hello {
         bytes[16..48].copy_from_slice(&self.table);
         bytes[48] = self.from;
         bytes[49] = self.to;
+        bytes[50] = self.rdma as u8;
         bytes[52..56].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[56..60].copy_from_slice(&self.pages.to_le_bytes());
         bytes[60..].copy_from_slice(&self.nonce);
@@ -132,6 +170,7 @@ impl Hello {
             table: take(bytes, 16),
             from: bytes[48],
             to: bytes[49],
+            rdma: Rdma::new(bytes[50]),
             epoch: u32::from_le_bytes(take(bytes, 52)),
             pages: u32::from_le_bytes(take(bytes, 56)),
             nonce: take(bytes, 60),
@@ -151,6 +190,7 @@ impl Hello {
             (self.epoch == own.epoch, Mismatch::Epoch),
             (self.pages == own.pages, Mismatch::Memory),
             (self.to == own.from, Mismatch::Member),
+            (self.rdma.fits(own.rdma), Mismatch::Rdma),
         ];
         match checks.iter().find(|(fits, _)| !fits) {
             Some((_, mismatch)) => Err(*mismatch),
@@ -223,6 +263,7 @@ mod tests {
             table: [2; 32],
             from,
             to,
+            rdma: Rdma::Offered,
             epoch: 3,
             pages: 512,
             nonce: [from; 32],
@@ -244,6 +285,13 @@ mod tests {
         assert_eq!(check(Hello { table, ..there }), Err(Mismatch::Table));
         assert_eq!(check(Hello { epoch: 4, ..there }), Err(Mismatch::Epoch));
         assert_eq!(check(Hello { pages: 1, ..there }), Err(Mismatch::Memory));
+        for rdma in [Rdma::Absent, Rdma::Offered, Rdma::Demanded] {
+            let mut hello = there;
+            hello.rdma = rdma;
+            assert_eq!(Hello::decode(&hello.encode()), hello);
+            assert_eq!(check(hello), Ok(first));
+        }
+        assert!(!Rdma::Absent.fits(Rdma::Demanded) && !Rdma::Demanded.fits(Rdma::Absent));
         for mismatch in Mismatch::ALL {
             assert_eq!(Mismatch::new(mismatch as u8), Some(mismatch));
         }

@@ -19,6 +19,8 @@ use super::channel::Channel;
 use super::handshake::{
     Credentials, HANDSHAKE_TIMEOUT, HandshakeError, accept, connect, refuse, secure_from, secure_to,
 };
+use super::path::Path;
+use super::upgrade::Agreed;
 
 /// First pause between attempts to connect; doubled after each, up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
@@ -43,7 +45,7 @@ const NEWS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) enum News {
     /// A connection is made.
-    Connected(Member, Channel),
+    Connected(Member, Path),
     /// An attempt to connect to a member failed.
     Failed(Member, HandshakeError),
     /// A connection was not accepted.
@@ -59,8 +61,8 @@ struct Reporter {
 
 impl Reporter {
     /// Reports a connection. Returns whether it has a receiver.
-    fn connected(&self, peer: Member, stream: Channel) -> bool {
-        let sent = self.news.send(News::Connected(peer, stream)).is_ok();
+    fn connected(&self, peer: Member, path: Path) -> bool {
+        let sent = self.news.send(News::Connected(peer, path)).is_ok();
         self.signal();
         sent
     }
@@ -192,11 +194,24 @@ fn try_connect(
     peer: Member,
     address: SocketAddr,
     credentials: &Credentials,
-) -> Result<Channel, HandshakeError> {
+) -> Result<Path, HandshakeError> {
     let socket = TcpStream::connect_timeout(&address, HANDSHAKE_TIMEOUT)?;
     let mut stream = secure_to(socket, credentials, peer)?;
-    connect(&mut stream, credentials, peer)?;
-    Ok(stream)
+    let agreed = connect(&mut stream, credentials, peer)?;
+    upgrade(stream, credentials, peer, agreed)
+}
+
+/// Makes rings over a connection whose ends agreed on that.
+fn upgrade(
+    stream: Channel,
+    credentials: &Credentials,
+    peer: Member,
+    agreed: Agreed,
+) -> Result<Path, HandshakeError> {
+    match &credentials.upgrades {
+        Some(upgrades) => upgrades.upgrade(stream, peer, agreed),
+        None => Ok(Path::Socket(stream)),
+    }
 }
 
 /// The connections in their handshake, oldest first.
@@ -280,16 +295,18 @@ fn open(
     };
     let accepted = match secure_from(stream, credentials) {
         Ok((mut stream, known)) => match accept(&mut stream, credentials, known) {
-            Ok(peer) => Ok((peer, stream)),
+            Ok((peer, agreed)) => Ok((peer, agreed, stream)),
             Err(error) => Err((error, Some(stream))),
         },
         Err((error, socket)) => Err((error, socket.map(Channel::Plain))),
     };
     let is_open = openings.remove(id);
     match accepted {
-        Ok((peer, stream)) if is_open => {
-            reporter.connected(peer, stream);
-        }
+        // Who is let in is none of those who keep connections open.
+        Ok((peer, agreed, stream)) if is_open => match upgrade(stream, credentials, peer, agreed) {
+            Ok(path) => drop(reporter.connected(peer, path)),
+            Err(error) => reporter.report(News::Refused(address, error)),
+        },
         Ok(_) => {}
         Err((error, stream)) => {
             let refusal = error.refusal();

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use fabric_coherence::Member;
 use fabric_coherence::lanes::Inbox;
 use fabric_pages::page::PageBytes;
-use rustix::event::epoll;
 
-use super::channel::Channel;
 use super::frame::Sequences;
 use super::outbox::{Head, Outbox};
+use super::path::Path;
 use crate::codec::Bounds;
 use crate::message::{PeerLane, PeerMessage};
+use crate::ring::is_offence;
 use input::Input;
 
 /// Delay of a confirmation while nothing else is sent.
@@ -30,10 +30,19 @@ const CONFIRM_MESSAGES: u32 = 64;
 pub(super) enum Fault {
     /// The connection broke: a new one continues.
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
     /// The peer sent what no correct peer sends.
     #[error("{0}")]
     Broken(String),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        match is_offence(&error) {
+            true => Self::Broken(error.to_string()),
+            false => Self::Io(error),
+        }
+    }
 }
 
 /// A time without a working connection.
@@ -52,7 +61,7 @@ enum State {
 
 #[derive(Debug)]
 struct Connection {
-    stream: Channel,
+    stream: Path,
     state: State,
     /// [`super::frame::KIND_RESUME`] is not written yet.
     must_resume: bool,
@@ -112,10 +121,28 @@ impl Link {
         self.connection.is_some()
     }
 
-    /// Whether something has arrived of which the socket reports nothing more.
-    pub(super) fn is_ready(&self) -> bool {
-        let connection = self.connection.as_ref();
+    /// Whether something has arrived of which no descriptor reports anything.
+    pub(super) fn is_ready(&mut self) -> bool {
+        let connection = self.connection.as_mut();
         connection.is_some_and(|one| one.stream.is_ready())
+    }
+
+    /// Whether there is room that was waited for, of which no descriptor reports anything.
+    pub(super) fn has_new_room(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|one| one.waits_for_room && one.stream.has_room())
+    }
+
+    /// The connection over which rings were set up is readable.
+    pub(super) fn note_session(&mut self) -> Result<(), Fault> {
+        let connection = self.connection.as_mut();
+        Ok(connection.map_or(Ok(()), |one| one.stream.note_session())?)
+    }
+
+    /// Whether the frames travel through rings that broke by themselves.
+    pub(super) fn is_broken_ring(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|one| one.stream.is_broken_ring())
     }
 
     /// Whether everything is confirmed, in both directions, over a connection that works.
@@ -125,11 +152,30 @@ impl Link {
         self.connection.as_ref().is_some_and(is_up) && self.outbox.is_empty()
     }
 
+    /// Whether the frames travel through rings.
+    #[cfg(test)]
+    pub(super) fn has_rings(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|one| one.stream.has_rings())
+    }
+
+    /// Both ends of the connection, if there is one.
+    #[cfg(test)]
+    pub(super) fn ends(&self) -> Option<[std::net::SocketAddr; 2]> {
+        let socket = self.connection.as_ref()?.stream.session().socket();
+        Some([socket.local_addr().ok()?, socket.peer_addr().ok()?])
+    }
+
     /// The other end of the connection.
     #[cfg(test)]
     pub(super) fn remote(&self) -> std::net::SocketAddr {
         let connection = self.connection.as_ref().expect("connected");
-        connection.stream.socket().peer_addr().expect("connected")
+        connection
+            .stream
+            .session()
+            .socket()
+            .peer_addr()
+            .expect("connected")
     }
 
     /// Queues a message.
@@ -142,15 +188,13 @@ impl Link {
     /// Continues on a new connection, which replaces any other.
     pub(super) fn attach(
         &mut self,
-        stream: Channel,
+        mut stream: Path,
         epoll: impl AsFd,
         now: Instant,
     ) -> Result<(), Fault> {
         self.connection = None;
         self.input.clear();
-        let data = epoll::EventData::new_u64(self.peer.place().into());
-        let added = epoll::add(epoll, stream.socket(), data, epoll::EventFlags::IN);
-        added.map_err(io::Error::from)?;
+        stream.watch(epoll.as_fd(), self.peer.place().into())?;
         self.connection = Some(Connection {
             stream,
             state: State::Resuming,
@@ -232,9 +276,13 @@ impl Link {
                     || now >= connection.last_sent + self.stall / 4)
     }
 
-    /// When [`Self::tick`] has something to do, unless something arrives before.
-    pub(super) fn due(&self, grace: Duration) -> Option<Instant> {
-        if self.failure.is_some() || self.is_ready() {
+    /// Prepares for sleeping. Returns when [`Self::tick`] has something to do, unless something
+    /// arrives before.
+    pub(super) fn due(&mut self, grace: Duration) -> Option<Instant> {
+        if let Some(connection) = &mut self.connection {
+            connection.stream.arm();
+        }
+        if self.failure.is_some() || self.is_ready() || self.has_new_room() {
             return Some(Instant::now());
         }
         let Some(connection) = &self.connection else {

@@ -63,7 +63,7 @@ impl Streams {
                 Ok(News::Connected(peer, stream)) => {
                     // A later one replaces one whose other end gave up.
                     if let Some((_, place)) = self.made.iter_mut().find(|(one, _)| *one == peer) {
-                        *place = Some(stream);
+                        *place = stream.into_socket();
                     }
                 }
                 Ok(News::Failed(peer, error)) if error.is_final() => {

@@ -3,6 +3,7 @@
 mod delivery;
 mod network;
 mod refusals;
+mod rings;
 mod streams;
 
 use std::net::{SocketAddr, TcpListener};
@@ -47,7 +48,7 @@ fn config(me: u8, listener: TcpListener, addresses: &[SocketAddr]) -> TcpPeersCo
 }
 
 /// Waits until there is something to do, at most until `deadline`.
-fn wait(peers: &TcpPeers, deadline: Instant) {
+fn wait(peers: &mut TcpPeers, deadline: Instant) {
     let until = peers.wake_by().map_or(deadline, |wake| wake.min(deadline));
     let left = until.saturating_duration_since(Instant::now());
     let timeout = Timespec::try_from(left).expect("a short time");

@@ -4,8 +4,6 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use rustix::event::epoll;
-
 use super::{Fault, Link, State};
 use crate::tcp::frame::{
     FrameHeader, HEADER_BYTES, KIND_CONFIRM, KIND_RESUME, RESUME_BYTES, encode_resume, low_halves,
@@ -69,11 +67,9 @@ impl Link {
                 }
             };
             if is_blocked != connection.waits_for_room {
-                let mut flags = epoll::EventFlags::IN;
-                flags.set(epoll::EventFlags::OUT, is_blocked);
-                let data = epoll::EventData::new_u64(self.peer.place().into());
-                let modified = epoll::modify(epoll, connection.stream.socket(), data, flags);
-                modified.map_err(io::Error::from)?;
+                let key = self.peer.place().into();
+                let path = &connection.stream;
+                path.watch_room(epoll.as_fd(), key, is_blocked)?;
                 connection.waits_for_room = is_blocked;
             }
             return Ok(());

@@ -11,17 +11,18 @@ use super::*;
 const AHEAD: u64 = 200;
 
 /// Nodes with a faulty network in front of each, and what each of them sends to each other one.
-struct Plan {
-    nodes: u8,
+pub(super) struct Plan {
+    pub(super) nodes: u8,
     /// Messages on each lane from each node to each other one.
-    messages: u64,
-    faults: Faults,
-    stall: Duration,
+    pub(super) messages: u64,
+    pub(super) faults: Faults,
+    pub(super) stall: Duration,
+    pub(super) rdma: Option<RdmaPeers>,
 }
 
 impl Plan {
     /// Runs the nodes; returns how many connections were cut.
-    fn run(&self) -> u32 {
+    pub(super) fn run(&self) -> u32 {
         let listeners: Vec<_> = (0..self.nodes).map(|_| listener()).collect();
         let networks: Vec<_> = listeners
             .iter()
@@ -35,6 +36,7 @@ impl Plan {
             for ((listener, _), me) in listeners.into_iter().zip(0..) {
                 let mut config = config(me, listener, &addresses);
                 config.stall = self.stall;
+                config.rdma.clone_from(&self.rdma);
                 let (done, start) = (&done, &start);
                 scope.spawn(move || self.node(config, done, start));
             }
@@ -77,7 +79,7 @@ impl Plan {
                 done.fetch_add(1, Ordering::SeqCst);
             }
             if !has_arrived {
-                wait(&peers, Instant::now() + Duration::from_millis(20));
+                wait(&mut peers, Instant::now() + Duration::from_millis(20));
             }
         }
     }
@@ -90,6 +92,7 @@ fn every_message_arrives_once_in_the_order_of_its_lane() {
         messages: 20_000,
         faults: Faults::default(),
         stall: STALL_DEFAULT,
+        rdma: None,
     };
     plan.run();
 }
@@ -105,6 +108,7 @@ fn frames_that_arrive_byte_by_byte_are_the_same() {
             ..Faults::default()
         },
         stall: STALL_DEFAULT,
+        rdma: None,
     };
     plan.run();
 }
@@ -120,6 +124,7 @@ fn connections_that_are_cut_lose_and_repeat_nothing() {
             delayed: 300,
         },
         stall: STALL_DEFAULT,
+        rdma: None,
     };
     let cuts = plan.run();
     assert!(cuts > 20, "only {cuts} connections were cut");
@@ -137,6 +142,7 @@ fn millions_of_messages_over_connections_that_are_cut() {
             delayed: 2_000,
         },
         stall: STALL_DEFAULT,
+        rdma: None,
     };
     let cuts = plan.run();
     println!("4.8 million messages, {cuts} connections cut");
@@ -177,7 +183,7 @@ fn a_silent_connection_is_replaced() {
             network.silence(false);
             ended = 2;
         }
-        wait(&peers, Instant::now() + Duration::from_millis(20));
+        wait(&mut peers, Instant::now() + Duration::from_millis(20));
     }
     assert_eq!(ended, 2, "the silent connection was torn down");
     let found = other.join().expect("no panic");
@@ -199,7 +205,7 @@ fn a_peer_that_is_out_of_reach_for_the_grace_time_is_lost() {
     let lost = loop {
         assert!(Instant::now() < deadline, "the loss is not noticed");
         match peers.receive(&mut |_, _, _| ()) {
-            Ok(_) => wait(&peers, deadline),
+            Ok(_) => wait(&mut peers, deadline),
             Err(error) => break error.to_string(),
         }
     };

@@ -87,6 +87,7 @@ fn credentials() -> Credentials {
         pages: config.memory_pages,
         key: hmac::Key::new(hmac::HMAC_SHA256, &config.secret.0),
         security: None,
+        upgrades: None,
     }
 }
 
@@ -98,7 +99,7 @@ fn connect(
 ) -> Result<(), HandshakeError> {
     stream.set_nonblocking(true)?;
     let mut channel = Channel::Plain(stream.try_clone()?);
-    super::super::handshake::connect(&mut channel, credentials, peer)
+    super::super::handshake::connect(&mut channel, credentials, peer).map(drop)
 }
 
 fn read<const BYTES: usize>(mut stream: &TcpStream) -> [u8; BYTES] {
@@ -123,7 +124,7 @@ fn another_version_is_refused_with_both_versions() {
     connect(&stream, &credentials(), member(1)).expect("the peer itself");
     let peers = node.join().expect("no panic").expect("connected");
     let refused = peers.refused.clone().expect("a refusal");
-    let text = "this node speaks version 2 of the peer protocol, the other version 200";
+    let text = "this node speaks version 3 of the peer protocol, the other version 200";
     assert!(refused.ends_with(text), "{refused}");
 }
 
@@ -234,7 +235,7 @@ fn sends(bytes: &[u8]) -> String {
         if let Err(error) = peers.receive(&mut |_, _, _| ()) {
             return error.to_string();
         }
-        wait(&peers, deadline);
+        wait(&mut peers, deadline);
     }
 }
 
@@ -279,7 +280,7 @@ fn a_connection_that_is_half_open_is_torn_down() {
     let deadline = Instant::now() + LIMIT;
     while peers.missing().is_none() {
         assert!(Instant::now() < deadline, "the connection stays");
-        wait(&peers, deadline);
+        wait(&mut peers, deadline);
         peers
             .receive(&mut |_, _, _| ())
             .expect("the grace time is long");
