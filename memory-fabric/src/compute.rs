@@ -16,7 +16,8 @@ use std::time::Duration;
 use fabric_coherence::{Member, Members};
 use fabric_identity::pinned::PinnedIdentity;
 use fabric_identity::{Fingerprint, Holder, Role, Subject};
-use fabric_peers::{PeerError, Secret, Streams, TcpPeers, TcpPeersConfig};
+use fabric_peers::ring::verbs::VerbsRings;
+use fabric_peers::{PeerError, RdmaPeers, Secret, Streams, TcpPeers, TcpPeersConfig};
 use fabric_sharing::{
     Config, Depot, Failure, Homes, LOCAL_PAGES_MIN, Losses, SharedMemory, TooLittleLent,
 };
@@ -24,6 +25,7 @@ use fabric_sharing::{
 use crate::guest_memory::GuestMemory;
 use crate::homes::{BLOCK_BYTES, NodeId};
 use crate::page::PAGE_SIZE;
+use crate::rdma::Settings;
 
 pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 pub use crate::donor::{CpuLender, Ending};
@@ -172,6 +174,8 @@ pub struct Membership {
     pub ranges: Vec<Range<u64>>,
     /// Whether the nodes merge page tables of the guest's kernel.
     pub merge_tables: bool,
+    /// How this node uses RDMA, by which alone the memory then travels; `None` for TCP.
+    pub rdma: Option<Settings>,
 }
 
 /// Why nodes do not share a memory, or not any longer.
@@ -267,6 +271,7 @@ impl SharedGuest {
             table: ComputeTable(table),
             ranges,
             merge_tables,
+            rdma,
         } = membership;
         let wrong = |reason: String| SharingError { node: None, reason };
         let count = u8::try_from(table.len()).unwrap_or(u8::MAX);
@@ -290,7 +295,12 @@ impl SharedGuest {
         let of_memory = table.iter().map(|node| node.memory).collect();
         // Both are made at the same time, whichever another node begins with.
         let streams = Streams::begin(config(of_vcpus, listeners.vcpus), VCPUS)?;
-        let peers = TcpPeers::connect(config(of_memory, listeners.memory))?;
+        let mut config = config(of_memory, listeners.memory);
+        config.rdma = rdma.map(|settings| RdmaPeers {
+            rings: Arc::new(VerbsRings::new(settings)),
+            is_demanded: true,
+        });
+        let peers = TcpPeers::connect(config)?;
         let streams = streams.finish()?;
         let mut sharing = Config::new(place, members.all());
         // Copies of what other nodes are the home of need some memory at least, beside what is lent.

@@ -40,6 +40,8 @@ pub struct ComputeRequest {
     pub lent_bytes: u64,
     /// Whether the nodes merge page tables of the guest's kernel.
     pub merge_tables: bool,
+    /// Whether the memory that the nodes share travels by RDMA.
+    pub rdma: bool,
 }
 
 /// Why a request for vCPUs cannot be right.
@@ -161,6 +163,7 @@ mod tests {
             memory_bytes: 64 << 20,
             lent_bytes: 32 << 20,
             merge_tables: false,
+            rdma: false,
         }
     }
 

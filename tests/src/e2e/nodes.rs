@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
+use super::bed::{add_rxe, remove_rxe};
 use super::donor::Donor;
 use super::guest::{Finished, Guest, SHORT};
 use super::{Context, Hosts, Result, Scenario, Verdict};
@@ -14,16 +15,31 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "a stock kernel brings up two CPUs on two hosts, and leaves nothing on either when it is ended",
         needs_product: true,
         hosts: Hosts::TWO_6_12,
-        run: |context| two_hosts(context, false),
+        run: |context| two_hosts(context, Connected::Plain),
     },
     Scenario {
         name: "nodes_two_hosts_tls",
         about: "the same with certificates, and without --insecure",
         needs_product: true,
         hosts: Hosts::TWO_6_12,
-        run: |context| two_hosts(context, true),
+        run: |context| two_hosts(context, Connected::Tls),
+    },
+    Scenario {
+        name: "nodes_two_hosts_rdma",
+        about: "the same, and their memory travels by RDMA",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: by_rdma,
     },
 ];
+
+/// How two hosts are connected.
+#[derive(Clone, Copy, PartialEq)]
+enum Connected {
+    Plain,
+    Tls,
+    Rdma,
+}
 
 /// The files of a member of a cluster.
 const CREDENTIALS: [&str; 4] = ["ca.pem", "cert.pem", "crl.pem", "key.pem"];
@@ -60,7 +76,31 @@ const BROUGHT_UP_DEADLINE: Duration = Duration::from_secs(240);
 /// Exit code of a VM that SIGTERM ends.
 const TERMINATED: i32 = 143;
 
-fn two_hosts(context: &Context<'_>, has_credentials: bool) -> Result {
+/// Packets that travel by RDMA until both CPUs run, at least: each page takes two, and a kernel that
+/// boots moves thousands.
+const RDMA_PACKETS_MIN: u64 = 1000;
+
+fn by_rdma(context: &Context<'_>) -> Result {
+    let hosts = [context.testbed.host(1), context.testbed.host(2)];
+    hosts.iter().try_for_each(|host| add_rxe(host))?;
+    let verdict = two_hosts(context, Connected::Rdma)?;
+    for host in hosts {
+        let counter = "/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts";
+        let sent: u64 = host.check(&["cat", counter], SHORT)?.trim().parse()?;
+        ensure!(
+            sent >= RDMA_PACKETS_MIN,
+            "host {} sent {sent} packets by RDMA",
+            host.number()
+        );
+        context.note(format!("host {}: {sent} packets by RDMA", host.number()));
+        // Nothing of the VM uses the device any more.
+        remove_rxe(host)?;
+    }
+    Ok(verdict)
+}
+
+fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
+    let has_credentials = connected == Connected::Tls;
     let mut flags = vec!["--cpus", "1"];
     if has_credentials {
         issue(context)?;
@@ -80,6 +120,9 @@ fn two_hosts(context: &Context<'_>, has_credentials: bool) -> Result {
         guest.more.extend(["--credentials", "/tmp/two"]);
     } else {
         guest.more.extend(["--node", "10.77.0.2:7700,cpus=1"]);
+    }
+    if connected == Connected::Rdma {
+        guest.more.extend(["--transport", "rdma"]);
     }
     let started = Instant::now();
     let process = guest.start(context)?;

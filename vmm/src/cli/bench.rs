@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use clap::{Args, Subcommand, ValueEnum};
 use memory_fabric::fabric::{Compression, TransportKind};
 use ssi_hv::config::address::HostPort;
+use ssi_hv::config::choice::Choice as _;
 use ssi_hv::config::validation::{ValidationError, check_range, check_size, resolve_permitted};
 use ssi_hv::config::{CPUS_MAX, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN};
 use ssi_hv::size::ByteSize;
@@ -71,6 +72,17 @@ pub struct BenchCoherenceConfig {
     #[arg(long)]
     pub tls: bool,
 
+    /// What the memory travels by
+    #[arg(
+        long,
+        value_name = "KIND",
+        value_parser = words::<TransportKind>(),
+        default_value = "tcp",
+        hide_possible_values = true,
+        help = "tcp, or rdma, by an RDMA device of this host"
+    )]
+    pub transport: TransportKind,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -84,6 +96,12 @@ impl BenchCoherenceConfig {
     /// Returns what is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<(), ValidationError> {
         check_range("--nodes", self.nodes.into(), 2, BENCH_NODES_MAX)?;
+        match self.transport {
+            TransportKind::Tcp => {}
+            TransportKind::Rdma if self.tls => return Err(ValidationError::RdmaWithTls),
+            TransportKind::Rdma => {}
+            other => return Err(ValidationError::NotBetweenNodes(other.word())),
+        }
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)
     }
 }

@@ -79,7 +79,8 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         credentials: shown,
         allow: rules,
     };
-    let cpus = (config.cpus > 0).then(|| Arc::new(CpuHost::new(config.cpus)) as Arc<dyn CpuLender>);
+    let cpus = (config.cpus > 0)
+        .then(|| Arc::new(CpuHost::new(config.cpus, config.rdma_of_vms)) as Arc<dyn CpuLender>);
     let rdma = RdmaUse {
         connections_max: config.rdma_connections,
         settings: config.rdma_settings,

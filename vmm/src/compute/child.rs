@@ -12,7 +12,7 @@ use memory_fabric::compute::{ComputeEnd, ComputePorts, ComputeRequest, ComputeTa
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::protocol::{Connect, LINE_BYTES_MAX, ProcessMessage, Setup, send_line};
+use super::protocol::{Connect, LINE_BYTES_MAX, ProcessMessage, RdmaOfNode, Setup, send_line};
 
 /// How long the process may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ pub struct VmProcess {
 
 impl VmProcess {
     /// Starts `ssi-hv`, which is `program`, as the process of a VM that listens at `address`, for
-    /// connections under TLS if they are `secured`. The calling thread has to live as long as the
+    /// connections under TLS if they are `secured`. `rdma` is what the node allows. The calling thread has to live as long as the
     /// process.
     ///
     /// # Errors
@@ -74,6 +74,7 @@ impl VmProcess {
         request: &ComputeRequest,
         address: IpAddr,
         secured: bool,
+        rdma: &RdmaOfNode,
     ) -> Result<Self, ProcessError> {
         let mut child = Command::new(program)
             .arg("node-vm")
@@ -108,6 +109,7 @@ impl VmProcess {
             request: request.clone(),
             address,
             secured,
+            rdma: rdma.clone(),
         };
         process.send(&setup)?;
         let deadline = Instant::now() + START_TIME_MAX;

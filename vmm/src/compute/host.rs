@@ -11,6 +11,7 @@ use memory_fabric::compute::{
 };
 
 use super::child::{Event, ProcessError, VmProcess};
+use super::protocol::RdmaOfNode;
 
 /// This program's file, also when it was replaced.
 const PROGRAM: &str = "/proc/self/exe";
@@ -24,6 +25,7 @@ pub(super) const END_TIME_MAX: Duration = Duration::from_secs(10);
 pub struct CpuHost {
     cpus: u8,
     program: PathBuf,
+    rdma: RdmaOfNode,
     lent: Mutex<u8>,
 }
 
@@ -40,11 +42,12 @@ impl Drop for Taken<'_> {
 }
 
 impl CpuHost {
-    /// A host that lends so many vCPUs.
+    /// A host that lends so many vCPUs, whose memory may travel by RDMA as `rdma` allows.
     #[must_use]
-    pub fn new(cpus: u8) -> Self {
+    pub fn new(cpus: u8, rdma: RdmaOfNode) -> Self {
         Self {
             cpus,
+            rdma,
             program: PROGRAM.into(),
             lent: Mutex::default(),
         }
@@ -78,7 +81,7 @@ impl CpuHost {
         let address = control.local()?.ip();
         // What the VM has shown here, its other nodes have to show each other.
         let secured = control.identity().is_some();
-        let process = VmProcess::start(&self.program, request, address, secured);
+        let process = VmProcess::start(&self.program, request, address, secured, &self.rdma);
         let mut process = match process {
             Ok(process) => process,
             Err(error) => return Ok(Err(describe(error))),
@@ -154,7 +157,7 @@ mod tests {
 
     #[test]
     fn no_more_cpus_are_lent_than_there_are() {
-        let host = CpuHost::new(4);
+        let host = CpuHost::new(4, RdmaOfNode::Off);
         let first = host.take(3).expect("free");
         let refused = host.take(2).err().expect("only one is left");
         assert!(

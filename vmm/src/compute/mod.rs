@@ -19,3 +19,4 @@ pub use self::join::{JoinError, Joined, SILENCE_MAX, Shared, byte_ranges, random
 pub use self::lent::LentCpus;
 pub use self::observed::{Observed, SharingReporter};
 pub use self::process::serve;
+pub use self::protocol::RdmaOfNode;

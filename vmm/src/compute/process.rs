@@ -4,11 +4,12 @@ use std::io::{self, BufReader, Read as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use memory_fabric::compute::{
     COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeRequest, Listeners, Membership,
 };
 use memory_fabric::guest_memory::GuestMemory;
+use memory_fabric::rdma::Settings;
 use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit,
 };
@@ -16,7 +17,7 @@ use ssi_hv_sandbox::Sandbox;
 
 use super::join::{Joined, byte_ranges};
 use super::observed::SharingReporter;
-use super::protocol::{Connect, ProcessMessage, Setup, receive_line, send_line};
+use super::protocol::{Connect, ProcessMessage, RdmaOfNode, Setup, receive_line, send_line};
 use crate::exit::ExitCode;
 use crate::instance::guest_memory;
 use crate::machine::{Outcome, Secondary, SecondaryConfig, SecondaryHandle, guest_memory_ranges};
@@ -70,8 +71,10 @@ fn run() -> Result<()> {
         request,
         address,
         secured,
+        rdma,
     } = setup;
     request.check()?;
+    let rdma = rdma_of(&request, &rdma, secured)?;
     let ranges = guest_memory_ranges(request.memory_bytes);
     let span = ranges.last().map_or(0, |(start, bytes)| start.0 + bytes);
     limit(span).context("cannot limit this process")?;
@@ -108,6 +111,7 @@ fn run() -> Result<()> {
         table,
         ranges: byte_ranges(&ranges),
         merge_tables,
+        rdma,
     };
     let on_failure = Arc::clone(&ends);
     let failed = move |error: memory_fabric::compute::SharingError| on_failure.fail(error.reason);
@@ -143,6 +147,20 @@ fn run() -> Result<()> {
         tracing::debug!(reason, "the guest crashed");
     }
     Ok(())
+}
+
+/// The RDMA settings with which the memory travels, if the VM asks for RDMA.
+fn rdma_of(request: &ComputeRequest, node: &RdmaOfNode, secured: bool) -> Result<Option<Settings>> {
+    if !request.rdma {
+        return Ok(None);
+    }
+    ensure!(
+        !secured,
+        "RDMA encrypts nothing: use --transport tcp with --credentials"
+    );
+    let settings = node.settings();
+    let settings = settings.context("this node does without RDMA (--rdma-device none)")?;
+    Ok(Some(settings))
 }
 
 /// Limits what the process can take of its host.

@@ -4,8 +4,11 @@ use std::io::{self, BufRead, Write};
 use std::net::IpAddr;
 
 use memory_fabric::compute::{ComputeEnd, ComputePorts, ComputeRequest, ComputeTable};
+use memory_fabric::rdma::Settings;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::config::rdma::RdmaArg;
 
 /// Longest line, bytes.
 pub const LINE_BYTES_MAX: usize = 8192;
@@ -19,6 +22,32 @@ pub struct Setup {
     pub address: IpAddr,
     /// Whether connections to the other nodes are under TLS.
     pub secured: bool,
+    /// What the node allows of RDMA.
+    pub rdma: RdmaOfNode,
+}
+
+/// What a node allows of RDMA.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RdmaOfNode {
+    /// None.
+    Off,
+    /// The device with the address by which the other end is reached.
+    #[default]
+    Default,
+    /// With these settings.
+    Set(RdmaArg),
+}
+
+impl RdmaOfNode {
+    /// The settings, if there is RDMA.
+    #[must_use]
+    pub fn settings(&self) -> Option<Settings> {
+        match self {
+            Self::Off => None,
+            Self::Default => Some(Settings::default()),
+            Self::Set(given) => Some(given.settings().clone()),
+        }
+    }
 }
 
 /// The second line to the process.
@@ -57,6 +86,20 @@ mod tests {
     use memory_fabric::compute::{COMPUTE_NODES_MAX, ComputeMember};
 
     use super::*;
+
+    #[test]
+    fn what_a_node_allows_of_rdma_reaches_its_process() {
+        let given: RdmaArg = "device=rxe0,gid-index=3".parse().expect("settings");
+        let set = RdmaOfNode::Set(given.clone());
+        for rdma in [RdmaOfNode::Off, RdmaOfNode::Default, set.clone()] {
+            let mut line = Vec::new();
+            send_line(&mut line, &rdma).expect("is written");
+            let found: RdmaOfNode = receive_line(line.as_slice()).expect("is read");
+            assert_eq!(found, rdma);
+        }
+        assert_eq!(set.settings().as_ref(), Some(given.settings()));
+        assert_eq!(RdmaOfNode::Off.settings(), None);
+    }
 
     #[test]
     fn the_longest_table_fits_into_a_line() {

@@ -160,8 +160,15 @@ impl RunSettings {
             (self.record_working_set.is_some(), "--record-working-set"),
             (self.replay_working_set.is_some(), "--replay-working-set"),
             (
-                !matches!(self.transport, TransportKind::Auto | TransportKind::Tcp),
+                !matches!(
+                    self.transport,
+                    TransportKind::Auto | TransportKind::Tcp | TransportKind::Rdma
+                ),
                 "this --transport",
+            ),
+            (
+                self.transport == TransportKind::Rdma && self.credentials.is_some(),
+                "--transport rdma with --credentials (RDMA does not encrypt)",
             ),
         ];
         if let Some((_, flag)) = given.into_iter().find(|(is_given, _)| *is_given) {
@@ -225,6 +232,18 @@ mod tests {
         assert!(text.contains("--numa expose"), "{text}");
         let text = refused(|run| run.transport = TransportKind::Udp);
         assert!(text.contains("--transport"), "{text}");
+        let rdma = |credentials: Option<&str>| {
+            let mut run = settings();
+            run.transport = TransportKind::Rdma;
+            run.credentials = credentials.map(Into::into);
+            run.parse().map(|run| run.transport)
+        };
+        assert_eq!(rdma(None).expect("fine"), TransportKind::Rdma);
+        let text = rdma(Some("/")).expect_err("not encrypted").to_string();
+        assert!(
+            text.contains("--transport rdma with --credentials"),
+            "{text}"
+        );
         let text = refused(|run| run.memory = ByteSize::from_mib(65));
         assert!(text.contains("65 MiB is not a multiple of 2M"), "{text}");
     }

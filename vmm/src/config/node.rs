@@ -14,6 +14,7 @@ use super::rdma::RdmaArg;
 use super::validation::{
     ValidationError, check_metrics, check_range, check_size, resolve_permitted,
 };
+use crate::compute::RdmaOfNode;
 use crate::size::ByteSize;
 
 /// Minimum memory that a node lends.
@@ -88,6 +89,8 @@ pub struct NodeConfig {
     pub rdma: DeviceChoice,
     /// What else is set of RDMA connections.
     pub rdma_settings: Settings,
+    /// What the processes of VMs may use of RDMA.
+    pub rdma_of_vms: RdmaOfNode,
     /// Limit of RDMA connections.
     pub rdma_connections: Option<u32>,
     /// The directory of its certificate.
@@ -124,6 +127,7 @@ impl NodeSettings {
             lease: Duration::from_secs(self.lease_seconds.into()),
             rdma: self.checked_device()?,
             rdma_settings: self.rdma_settings(),
+            rdma_of_vms: self.rdma_of_vms()?,
             rdma_connections: self.rdma_connections,
             credentials: self.credentials.clone(),
             allow,
@@ -136,6 +140,17 @@ impl NodeSettings {
     fn rdma_settings(&self) -> Settings {
         let rdma = self.rdma.as_ref();
         rdma.map_or_else(Settings::default, |rdma| rdma.settings().clone())
+    }
+
+    fn rdma_of_vms(&self) -> Result<RdmaOfNode, ValidationError> {
+        Ok(match (self.checked_device()?, &self.rdma) {
+            (DeviceChoice::None, _) => RdmaOfNode::Off,
+            (DeviceChoice::Named(device), given) => {
+                RdmaOfNode::Set(given.clone().unwrap_or_default().with_device(device))
+            }
+            (_, Some(given)) => RdmaOfNode::Set(given.clone()),
+            (_, None) => RdmaOfNode::Default,
+        })
     }
 
     fn checked_device(&self) -> Result<DeviceChoice, ValidationError> {
@@ -165,6 +180,23 @@ impl NodeSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_of_vms_get_what_the_node_says_of_rdma() {
+        let with = |device: Option<&str>, given: Option<&str>| {
+            let mut node = settings("127.0.0.1:7000");
+            node.rdma_device = device.map(Into::into);
+            node.rdma = given.map(|text| text.parse().expect("settings"));
+            node.parse().expect("fine").rdma_of_vms
+        };
+        let set = |text: &str| RdmaOfNode::Set(text.parse().expect("settings"));
+        assert_eq!(with(None, None), RdmaOfNode::Default);
+        assert_eq!(with(Some("none"), Some("port=1")), RdmaOfNode::Off);
+        assert_eq!(with(None, Some("port=1")), set("port=1"));
+        let both = with(Some("rxe0"), Some("port=1"));
+        assert_eq!(both, set("device=rxe0,port=1"));
+        assert_eq!(with(Some("rxe0"), None), set("device=rxe0"));
+    }
 
     fn settings(listen: &str) -> NodeSettings {
         NodeSettings {

@@ -73,6 +73,16 @@ impl RdmaArg {
         &self.settings
     }
 
+    /// Sets the device, if it is not set.
+    #[must_use]
+    pub(super) fn with_device(mut self, name: String) -> Self {
+        if self.settings.device == DeviceChoice::default() {
+            self.given.insert(0, (KEYS[0], name.clone()));
+            self.settings.device = DeviceChoice::Named(name);
+        }
+        self
+    }
+
     fn set(&mut self, key: &'static str, given: &str) -> Result<(), ParseRdmaError> {
         let wrong = |allowed: String| ParseRdmaError::Value {
             key,

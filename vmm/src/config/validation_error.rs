@@ -458,6 +458,12 @@ pub enum ValidationError {
         "--transport {0} needs a second host, and donors of this benchmark are in its process; use --transport tcp, udp or loopback, or `ssi-hv bench transport --donor HOST:PORT` with a node of another host"
     )]
     BenchByRdma(&'static str),
+    /// Processes of this machine share no memory that way.
+    #[error("--transport {0} carries no memory between compute nodes; use --transport tcp or rdma")]
+    NotBetweenNodes(&'static str),
+    /// Two transports are to be measured.
+    #[error("--tls compares TCP with TLS; remove it, or --transport rdma")]
+    RdmaWithTls,
     /// A port that cannot be used.
     #[error("donor {address} has port 0; give the port that the donor printed when it started")]
     PortZero {

@@ -11,7 +11,7 @@ use memory_fabric::compute::{
     Carrier, ComputeRequest, ComputeTable, DonorDepot, Listeners, Membership, SharedGuest,
     SharingError, member,
 };
-use memory_fabric::fabric::Fabric;
+use memory_fabric::fabric::{Fabric, TransportKind};
 use vm_memory::GuestMemoryMmap;
 
 use super::certificates::{NodeCertificates, ShownBy};
@@ -157,6 +157,7 @@ impl OtherNodes {
         let listeners = listeners.map_err(RunError::host("listen"))?;
         let ports = listeners.ports().map_err(RunError::host("listen"))?;
         let merge_tables = config.merge_tables;
+        let rdma = config.transport == TransportKind::Rdma;
         let depot = fabric.take_depot();
         let by_donors = depot.as_ref().map_or(0, DonorDepot::lent_bytes);
         check_lent(config, by_donors)?;
@@ -174,6 +175,7 @@ impl OtherNodes {
                 memory_bytes: config.memory.bytes(),
                 lent_bytes: node.memory.bytes(),
                 merge_tables,
+                rdma,
             };
             let asked = LentCpus::ask(node.address, &carrier(node, shown), &request);
             let (cpus, member) = asked.map_err(|error| unavailable(&nodes, me, error))?;
@@ -192,6 +194,7 @@ impl OtherNodes {
             table,
             ranges: byte_ranges(&guest_memory_ranges(config.memory.bytes())),
             merge_tables,
+            rdma: rdma.then(|| config.rdma.clone()),
         };
         let lost = Arc::new(OnceLock::new());
         let failed = {

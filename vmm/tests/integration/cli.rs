@@ -52,6 +52,20 @@ fn refused(arguments: &[&str], code: ExitCode) -> String {
 const KERNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
 #[test]
+fn a_memory_that_shall_travel_by_rdma_needs_a_device() {
+    if memory_fabric::rdma::summaries().is_ok_and(|ports| !ports.is_empty()) {
+        println!("SKIPPED: this host has an RDMA device");
+        return;
+    }
+    let arguments = ["bench", "coherence", "--transport", "rdma"];
+    let line = refused(&arguments, ExitCode::HostError);
+    let (before, reason) = line.split_once(": ").expect("a reason");
+    assert_eq!(before, "--transport rdma is not possible");
+    let reasons = ["no RDMA device", "libibverbs", "no RDMA;"];
+    assert!(reasons.iter().any(|one| reason.contains(one)), "{line}");
+}
+
+#[test]
 fn a_wrong_flag_value_or_command_is_one_line_and_exit_code_2() {
     for (arguments, part) in [
         (&["run", "--memry", "1G"][..], "'--memory'"),
@@ -142,6 +156,14 @@ fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
         (
             vec!["bench", "coherence", "--nodes", "1"],
             "--nodes 1 is outside 2 to 16",
+        ),
+        (
+            vec!["bench", "coherence", "--transport", "udp"],
+            "use --transport tcp or rdma",
+        ),
+        (
+            vec!["bench", "coherence", "--transport", "rdma", "--tls"],
+            "--tls compares TCP with TLS",
         ),
         (
             vec!["bench", "start", "--memory", "256M"],

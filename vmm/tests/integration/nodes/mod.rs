@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use memory_fabric::compute::{ComputeRequest, ComputeTable, Listeners, Membership, member};
 use memory_fabric::guest_memory::GuestMemory;
-use ssi_hv::compute::{Joined, VmProcess, byte_ranges, random_vm};
+use ssi_hv::compute::{Joined, RdmaOfNode, VmProcess, byte_ranges, random_vm};
 use ssi_hv::machine::{
     ConsoleConfig, Irqchip, Machine, MachineConfig, MachineHandle, MoveError, Outcome,
     guest_memory_ranges,
@@ -60,9 +60,10 @@ fn run_in_two_processes(
         memory_bytes: MEMORY_BYTES,
         lent_bytes: MEMORY_BYTES / 2,
         merge_tables: false,
+        rdma: false,
     };
     let program = Path::new(env!("CARGO_BIN_EXE_ssi-hv"));
-    let mut process = VmProcess::start(program, &request, HERE, secured).unwrap();
+    let mut process = VmProcess::start(program, &request, HERE, secured, &RdmaOfNode::Off).unwrap();
     let listeners = match secured {
         true => Listeners::secured(HERE, vm, 0),
         false => Listeners::bind(HERE),
@@ -80,6 +81,7 @@ fn run_in_two_processes(
         table,
         ranges: byte_ranges(&guest_memory_ranges(MEMORY_BYTES)),
         merge_tables: false,
+        rdma: None,
     };
     let memory = Arc::new(GuestMemory::new(usize::try_from(MEMORY_BYTES).unwrap()).unwrap());
     let failed = |error| {

@@ -6,9 +6,12 @@ mod nodes;
 mod protocol;
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use memory_fabric::fabric::TransportKind;
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::rdma;
 use memory_fabric::stats::{Histogram, Summary};
 use serde::Serialize;
 use ssi_hv::exit::ExitCode;
@@ -24,7 +27,7 @@ use crate::cli::bench::BenchCoherenceConfig;
 use crate::commands::Failure;
 use floor::SAMPLES;
 pub use node::serve as node;
-use nodes::Nodes;
+use nodes::{Carrier, Nodes};
 use protocol::{Answer, Command, Counters, Exchange, Pages, Work};
 
 /// Pages of a block.
@@ -97,6 +100,24 @@ const KINDS: [(&str, Exchange); 4] = [
     ("upgrade, one sharer", Exchange::Upgrade),
 ];
 
+/// The address of an RDMA device of this host, by which its processes reach each other.
+fn rdma_address() -> Result<IpAddr> {
+    let ports = rdma::summaries().context("--transport rdma is not possible")?;
+    let ports = ports.iter().filter(|port| port.active && port.usable);
+    let addresses = ports
+        .flat_map(|port| &port.gids)
+        .map(|entry| entry.gid.to_ip());
+    // Link-local addresses need a scope.
+    let mut addresses = addresses.filter(|address| match address {
+        IpAddr::V4(address) => !address.is_unspecified(),
+        IpAddr::V6(address) => !address.is_unicast_link_local() && !address.is_unspecified(),
+    });
+    addresses.next().context(
+        "--transport rdma is not possible: no active port of an RDMA device has an IP address; \
+         `ssi-hv doctor` shows the ports",
+    )
+}
+
 fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
     let count = usize::from(config.nodes);
     let rounds = ROUNDS as usize;
@@ -104,11 +125,20 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
     let work_blocks = Work::ALL.len() * 2;
     let owned = (2 * rounds + work_blocks) * count;
     let blocks = owned + FIRST_TOUCH_BLOCKS * rounds;
-    let mut nodes = Nodes::start(config.nodes, u32::try_from(blocks)?, usize::MAX, false)?;
+    let carrier = match config.transport {
+        TransportKind::Rdma => Carrier::Rdma(rdma_address()?),
+        _ => Carrier::Tcp,
+    };
+    let mut nodes = Nodes::start(config.nodes, u32::try_from(blocks)?, usize::MAX, carrier)?;
     let mut secured = match config.tls {
         true => {
             let blocks = u32::try_from(2 * rounds * count)?;
-            Some(Nodes::start(config.nodes, blocks, usize::MAX, true)?)
+            Some(Nodes::start(
+                config.nodes,
+                blocks,
+                usize::MAX,
+                Carrier::Tls,
+            )?)
         }
         false => None,
     };

@@ -1,7 +1,7 @@
 //! A node of the benchmark: a process that shares a memory with others and carries out commands.
 
 use std::io::{BufReader, stdin, stdout};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,12 +10,14 @@ use anyhow::{Context as _, Result, bail};
 use fabric_coherence::{Member, Members};
 use fabric_identity::Fingerprint;
 use fabric_identity::pinned::PinnedIdentity;
-use fabric_peers::tcp::{Secret, TcpPeers, TcpPeersConfig};
+use fabric_peers::ring::verbs::VerbsRings;
+use fabric_peers::tcp::{RdmaPeers, Secret, TcpPeers, TcpPeersConfig};
 use fabric_sharing::{Config, SharedMemory};
 use memory_fabric::NodeId;
 use memory_fabric::compute::TlsSecurity;
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::rdma::Settings;
 use ssi_hv::exit::ExitCode;
 
 use super::floor;
@@ -40,7 +42,8 @@ pub fn serve() -> Result<ExitCode, Failure> {
 fn run() -> Result<()> {
     let (mut input, mut output) = (BufReader::new(stdin().lock()), stdout().lock());
     let setup: Setup = hear(&mut input)?;
-    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let address = setup.rdma.unwrap_or(Ipv4Addr::LOCALHOST.into());
+    let listener = TcpListener::bind((address, 0))?;
     say(&mut output, &Answer::Listening(listener.local_addr()?))?;
     let identity = match setup.tls {
         true => {
@@ -71,6 +74,10 @@ fn run() -> Result<()> {
         let table = certificates.into_iter().map(Fingerprint::from).collect();
         connect.security = Some(TlsSecurity::shared(identity, setup.me, table)?);
     }
+    connect.rdma = setup.rdma.map(|_| RdmaPeers {
+        rings: Arc::new(VerbsRings::new(Settings::default())),
+        is_demanded: true,
+    });
     let peers = TcpPeers::connect(connect)?;
     config.local_pages = setup.local_pages;
     let failed = Box::new(move |failure: fabric_sharing::Failure, _| {

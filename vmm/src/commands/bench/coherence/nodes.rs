@@ -1,6 +1,7 @@
 //! The processes of the benchmark.
 
 use std::io::{BufReader, Write as _};
+use std::net::IpAddr;
 use std::process::{Child, ChildStdin, Command as Process, Stdio};
 use std::time::Duration;
 
@@ -12,6 +13,15 @@ use super::protocol::{Answer, Command, Setup, hear, say};
 /// Longest wait for a node's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
+/// What memory travels by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Carrier {
+    Tcp,
+    Tls,
+    /// By the device with this address.
+    Rdma(IpAddr),
+}
+
 struct Node {
     child: Child,
     input: ChildStdin,
@@ -22,8 +32,18 @@ struct Node {
 pub(super) struct Nodes(Vec<Node>);
 
 impl Nodes {
-    /// Starts the processes, and connects them, under TLS if that is wanted.
-    pub(super) fn start(nodes: u8, blocks: u32, local_pages: usize, tls: bool) -> Result<Self> {
+    /// Starts the processes, and connects them.
+    pub(super) fn start(
+        nodes: u8,
+        blocks: u32,
+        local_pages: usize,
+        carrier: Carrier,
+    ) -> Result<Self> {
+        let tls = carrier == Carrier::Tls;
+        let rdma = match carrier {
+            Carrier::Rdma(address) => Some(address),
+            Carrier::Tcp | Carrier::Tls => None,
+        };
         let mut secret = [0; 32];
         getrandom::fill(&mut secret)
             .map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
@@ -37,6 +57,7 @@ impl Nodes {
                 local_pages,
                 secret,
                 tls,
+                rdma,
             };
             let mut node = Node::start()?;
             say(&mut node.input, &setup)?;

@@ -1,7 +1,7 @@
 //! What the program and the nodes that it starts say to each other: one JSON value a line.
 
 use std::io::{BufRead, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -20,6 +20,8 @@ pub(super) struct Setup {
     pub(super) secret: [u8; 32],
     /// Whether connections are under TLS.
     pub(super) tls: bool,
+    /// The address of the RDMA device by which memory travels; `None` for TCP.
+    pub(super) rdma: Option<IpAddr>,
 }
 
 /// Pages `first`, `first + step`, ..., `count` of them.
