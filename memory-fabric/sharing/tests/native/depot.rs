@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fabric_coherence::MemberSet;
 use fabric_pages::guest_memory::GuestMemory;
@@ -39,6 +39,9 @@ struct Late {
     stored: HashMap<PageIndex, Box<PageBytes>>,
     requests: Vec<Request>,
     random: u64,
+    /// Least time between two completions, and the time of the next one.
+    pace: Duration,
+    next: Instant,
     /// Wakes the engine, as a connection does.
     wake: EventFd,
     most: Arc<AtomicU64>,
@@ -48,6 +51,16 @@ impl Late {
     fn below(&mut self, limit: usize) -> usize {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005) + 1;
         usize::try_from(self.random >> 33).expect("31 bits") % limit
+    }
+
+    /// Whether one more request may be completed now.
+    fn is_time(&mut self) -> bool {
+        let now = Instant::now();
+        let is_time = now >= self.next;
+        if is_time {
+            self.next = now + self.pace;
+        }
+        is_time
     }
 
     fn post(&mut self, request: Request) -> bool {
@@ -81,7 +94,7 @@ impl Depot for Late {
     fn flush(&mut self) {}
 
     fn poll(&mut self, done: &mut dyn FnMut(Stored<'_>)) {
-        while !self.requests.is_empty() && self.below(3) > 0 {
+        while !self.requests.is_empty() && self.below(3) > 0 && self.is_time() {
             let place = self.below(self.requests.len());
             match self.requests.swap_remove(place) {
                 Request::Read(page) => done(Stored::Read(page, &self.stored[&page])),
@@ -93,7 +106,7 @@ impl Depot for Late {
                 }
             }
         }
-        if !self.requests.is_empty() {
+        if !self.requests.is_empty() && self.pace.is_zero() {
             self.wake.write(1).expect("an eventfd");
         }
     }
@@ -103,7 +116,8 @@ impl Depot for Late {
     }
 
     fn wake_by(&mut self) -> Option<Instant> {
-        None
+        let is_paced = !self.requests.is_empty() && !self.pace.is_zero();
+        is_paced.then_some(self.next)
     }
 
     fn watch(&self, watch: &mut dyn FnMut(RawFd, bool)) {
@@ -122,7 +136,7 @@ fn homes(count: u8) -> Homes {
 }
 
 /// Starts `count` nodes, of which the first has a depot; returns them with what that stores at most.
-fn nodes(count: u8, seed: u64) -> (Vec<SharedMemory>, Arc<AtomicU64>) {
+fn nodes(count: u8, seed: u64, pace: Duration) -> (Vec<SharedMemory>, Arc<AtomicU64>) {
     let homes = homes(count);
     let most = Arc::new(AtomicU64::new(0));
     // Those blocks of the first node that its own memory cannot keep.
@@ -137,6 +151,8 @@ fn nodes(count: u8, seed: u64) -> (Vec<SharedMemory>, Arc<AtomicU64>) {
         stored: HashMap::new(),
         requests: Vec::new(),
         random: seed,
+        pace,
+        next: Instant::now(),
         wake: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).expect("an eventfd"),
         most: Arc::clone(&most),
     }) as Box<dyn Depot>);
@@ -178,7 +194,7 @@ fn is_within_budget(place: u8, count: u8, stats: &SharingStats) {
 
 /// Two threads of each node increment a word of each page, which both ends of the memory's homes share.
 fn increments(count: u8, rounds: u64, seed: u64) {
-    let (nodes, most) = nodes(count, seed);
+    let (nodes, most) = nodes(count, seed, Duration::ZERO);
     std::thread::scope(|scope| {
         for node in &nodes {
             for thread in 0..2 {
@@ -222,7 +238,7 @@ fn three_nodes_share_what_one_of_them_stores_elsewhere() {
 /// Only the node with the depot touches memory: whole blocks are its own.
 #[test]
 fn blocks_that_one_node_owns_go_to_its_depot() {
-    let (nodes, _) = nodes(2, 3);
+    let (nodes, _) = nodes(2, 3, Duration::ZERO);
     let memory = nodes[0].memory();
     for round in 0..3_u64 {
         for page in 0..PAGES {
@@ -234,12 +250,13 @@ fn blocks_that_one_node_owns_go_to_its_depot() {
     is_within_budget(0, 2, stats);
     let sent_away = stats.sent_away.get();
     assert!(sent_away > 3000, "{sent_away}");
+    assert_eq!(stats.blocks_split.get(), 0);
 }
 
 /// Only another node touches memory, so that the home stores what it has never seen.
 #[test]
 fn a_home_stores_for_another_node_what_it_has_no_room_for() {
-    let (nodes, _) = nodes(2, 4);
+    let (nodes, _) = nodes(2, 4, Duration::ZERO);
     let memory = nodes[1].memory();
     for round in 0..3_u64 {
         for page in 0..PAGES {
@@ -250,6 +267,22 @@ fn a_home_stores_for_another_node_what_it_has_no_room_for() {
     let stats = nodes[0].stats();
     is_within_budget(0, 2, stats);
     assert!(stats.from_depot.get() > 1000, "{stats:?}");
+}
+
+/// Another node writes faster than the depot takes pages: the home keeps its budget nevertheless.
+#[test]
+fn a_full_home_takes_no_more_than_its_depot() {
+    let (nodes, _) = nodes(2, 5, Duration::from_millis(2));
+    let memory = nodes[1].memory();
+    for page in 0..PAGES {
+        word(memory, page * 4096).store(1, Ordering::Relaxed);
+    }
+    is_within_budget(0, 2, nodes[0].stats());
+    assert!(
+        nodes[0].stats().sent_away.get() > 500,
+        "{:?}",
+        nodes[0].stats()
+    );
 }
 
 #[test]
