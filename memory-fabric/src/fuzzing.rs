@@ -55,7 +55,11 @@ fn certificate(input: &[u8]) {
         leases: Some(1),
         ..Amounts::default()
     };
-    let accounts = Accounts::new(vec![Rule { members, limits }]);
+    let accounts = Accounts::new(vec![Rule {
+        members,
+        limits,
+        gids: Vec::new(),
+    }]);
     let charge = || accounts.charge(Some(&subject), Resource::Leases, 1);
     let first = charge();
     assert_eq!(first.is_ok(), is_named);

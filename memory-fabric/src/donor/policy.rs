@@ -5,6 +5,7 @@ use fabric_host::lock;
 use fabric_identity::{Holder, HolderPattern, Subject};
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What is accounted.
@@ -91,6 +92,8 @@ pub struct Rule {
     pub members: HolderPattern,
     /// The limits of each of them.
     pub limits: Amounts<Option<u64>>,
+    /// Addresses that their ports for RDMA may have, beside those by which they are connected.
+    pub gids: Vec<IpAddr>,
 }
 
 /// Why a member may not use something.
@@ -174,6 +177,14 @@ impl Accounts {
         let rule = rules.iter().find(|rule| rule.members.names(holder));
         rule.map(|rule| rule.limits)
             .ok_or_else(|| Denied::Unnamed(holder.clone()))
+    }
+
+    /// Returns the addresses that the ports of a member may have, beside those by which it is
+    /// connected.
+    pub(super) fn gids(&self, holder: &Holder) -> Vec<IpAddr> {
+        let rules = self.rules();
+        let rule = rules.iter().find(|rule| rule.members.names(holder));
+        rule.map(|rule| rule.gids.clone()).unwrap_or_default()
     }
 
     /// Returns how much more a member may use; `None` when there is no limit.
@@ -270,7 +281,11 @@ mod tests {
 
     fn rule(members: &str, limits: Amounts<Option<u64>>) -> Rule {
         let members = members.parse().expect("a pattern");
-        Rule { members, limits }
+        Rule {
+            members,
+            limits,
+            gids: Vec::new(),
+        }
     }
 
     fn leases(limit: u64) -> Amounts<Option<u64>> {

@@ -13,11 +13,12 @@ use crate::transport::rdma::{
     RdmaError, Settings,
 };
 use crate::wire::{AttachRequest, Attached, FrameKind, Refusal, TrafficClass};
-use fabric_host::lock;
+use fabric_host::{Seldom, lock};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// An RDMA connection of a VM. It contains no keys or packet numbers, which would allow others to
 /// access the connection.
@@ -107,6 +108,9 @@ impl Drop for Noted<'_> {
     }
 }
 
+/// Log lines about ports that are not the peer's.
+static STRANGERS: Seldom = Seldom::notices();
+
 /// Serves a request for an RDMA connection until that ends.
 pub(super) fn serve(
     pool: &Pool,
@@ -132,12 +136,21 @@ pub(super) fn serve(
         let text = "RDMA is set up by TCP".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
     }
+    if let Err(error) = request.endpoint.check() {
+        return refuse(&mut control, Refusal::Malformed, error.to_string());
+    }
+    let mut allowed = lease.gids();
+    allowed.extend(&settings.peers);
+    let port = request.endpoint.check_port(control.peer().ip(), &allowed);
+    if let Err(error) = port {
+        if let Some(unreported) = STRANGERS.pass(Instant::now()) {
+            tracing::warn!(peer = %control.peer(), vm = lease.vm, unreported, "RDMA refused: {error}");
+        }
+        return refuse(&mut control, Refusal::NoRdma, error.to_string());
+    }
     if settings.device == DeviceChoice::None {
         let text = "this node does without RDMA (--rdma-device none)".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
-    }
-    if let Err(error) = request.endpoint.check() {
-        return refuse(&mut control, Refusal::Malformed, error.to_string());
     }
     if let Err(denied) = lease.charge_pinned() {
         return refuse(&mut control, Refusal::NoRdma, denied.to_string());

@@ -3,6 +3,7 @@
 use super::RdmaError;
 use super::device::{Gid, LinkLayer, Mtu};
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 /// Queue-pair numbers and packet numbers have 24 bits (InfiniBand Architecture Specification,
 /// volume 1, section 9.2).
@@ -52,6 +53,30 @@ impl Endpoint {
                 allowed: "1 at least is needed",
             });
         }
+        self.mtu()
+    }
+
+    /// Checks that the port is the peer's, which is connected from or at `peer` by TCP: the port has
+    /// that address, or one of `allowed`. Otherwise a peer could let this host send to another one,
+    /// or take requests of another one. Global identifiers of InfiniBand are no addresses of TCP, so
+    /// those have to be in `allowed`, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// [`RdmaError::Stranger`].
+    pub fn check_port(&self, peer: IpAddr, allowed: &[IpAddr]) -> Result<(), RdmaError> {
+        let port = self.gid.to_ip();
+        let is_peers = match self.link {
+            LinkLayer::Ethernet => port == peer.to_canonical(),
+            LinkLayer::InfiniBand => allowed.is_empty(),
+        };
+        if is_peers || allowed.iter().any(|one| one.to_canonical() == port) {
+            return Ok(());
+        }
+        Err(RdmaError::Stranger { port, peer })
+    }
+
+    fn mtu(&self) -> Result<Mtu, RdmaError> {
         Mtu::from_bytes(self.mtu_bytes).ok_or(RdmaError::Peer {
             what: "MTU",
             value: self.mtu_bytes.into(),
@@ -124,6 +149,36 @@ mod tests {
             let error = end.check().expect_err(text).to_string();
             assert!(error.contains(text), "{error}");
         }
+    }
+
+    #[test]
+    fn a_port_is_that_of_the_peer_or_named() {
+        let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
+        let own = endpoint();
+        for peer in ["10.77.0.2", "::ffff:10.77.0.2"] {
+            own.check_port(ip(peer), &[]).expect("its own");
+        }
+        let error = own.check_port(ip("10.77.0.3"), &[]).expect_err("another's");
+        let text = error.to_string();
+        assert!(
+            text.contains("10.77.0.2") && text.contains("10.77.0.3") && text.contains("peers="),
+            "{text}"
+        );
+        own.check_port(ip("10.77.0.3"), &[ip("10.9.9.9"), ip("::ffff:10.77.0.2")])
+            .expect("named");
+        own.check_port(ip("10.77.0.3"), &[ip("10.9.9.9")])
+            .expect_err("others are named");
+        // Of InfiniBand: any unless some are named.
+        let gid = ip("fe80::2:c903:1");
+        let far = Endpoint {
+            link: LinkLayer::InfiniBand,
+            gid: Gid::from_ip(gid),
+            ..own
+        };
+        far.check_port(ip("10.77.0.2"), &[]).expect("any");
+        far.check_port(ip("10.77.0.2"), &[gid]).expect("named");
+        far.check_port(ip("10.77.0.2"), &[ip("fe80::1")])
+            .expect_err("another is named");
     }
 
     #[test]

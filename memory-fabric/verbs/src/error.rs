@@ -154,6 +154,17 @@ pub enum RdmaError {
         /// The allowed values.
         allowed: &'static str,
     },
+    /// The other end's port is not known to be that of the peer.
+    #[error(
+        "the other end's RDMA port has the address {port}, and {peer} is connected by TCP; if the port is \
+         its own, name it here: peers={port} of --rdma, or gids={port} of the --allow of a member"
+    )]
+    Stranger {
+        /// The address of the port.
+        port: IpAddr,
+        /// The address of the peer.
+        peer: IpAddr,
+    },
     /// The two ends have different kinds of networks.
     #[error("this end is {ours:?}, the other {theirs:?}")]
     Mismatch {

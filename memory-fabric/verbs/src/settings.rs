@@ -1,6 +1,7 @@
 //! What users may set of RDMA connections, and the limits of each value.
 
 use crate::device::{DeviceChoice, Mtu};
+use std::net::IpAddr;
 
 /// The timeout is 4.096 us times two to the power of this (InfiniBand Architecture Specification,
 /// volume 1, section 9.7.6.1.3): 67 ms.
@@ -73,6 +74,9 @@ pub struct Settings {
     pub staging_pages: Option<usize>,
     /// How threads wait for completions.
     pub waiting: Waiting,
+    /// Addresses of ports that the other end may have beside the address by which it is connected by
+    /// TCP; on InfiniBand global identifiers, in the same form.
+    pub peers: Vec<IpAddr>,
 }
 
 impl From<DeviceChoice> for Settings {

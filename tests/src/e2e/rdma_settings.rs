@@ -63,7 +63,7 @@ fn settings(context: &Context<'_>) -> Result {
     hosts.iter().try_for_each(add_rxe)?;
     let (here, there) = (second_address(one)?, second_address(two)?);
     ensure!(here != "0" && there != "0", "{here}, {there}: the default");
-    let lending = format!("gid-index={there},mtu=1024");
+    let lending = format!("gid-index={there},mtu=1024,peers=10.78.0.1");
     let donor = Donor::lending(
         context,
         "1G",
@@ -71,7 +71,7 @@ fn settings(context: &Context<'_>) -> Result {
     )?;
     let asked = format!(
         "device=rxe0,port=1,gid-index={here},mtu=512,depth=8,traffic-class=104,staging=1M,\
-         timeout=15,retries=5,completion=poll,partition=0xffff"
+         timeout=15,retries=5,completion=poll,partition=0xffff,peers=10.78.0.2"
     );
     let before = received(one)?;
     let mut guest = Guest::remote(1, WORK);

@@ -1,5 +1,5 @@
 //! A rule of a node's policy, as it is given: `ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N]
-//! [,pinned=SIZE][,cpus=N]`.
+//! [,pinned=SIZE][,cpus=N][,gids=ADDRESS+...]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,6 +8,7 @@ use fabric_identity::{HolderPattern, SubjectError};
 use memory_fabric::donor::policy::{Amounts, Rule};
 use memory_fabric::donor::pool::LEASES_MAX;
 
+use super::gids::{GidList, ParseGidsError};
 use crate::config::{CPUS_MAX, PAGE_SIZE_BYTES};
 use crate::size::{ByteSize, ParseSizeError};
 
@@ -34,6 +35,8 @@ pub struct Allow {
     pub pinned: Option<ByteSize>,
     /// How many vCPUs.
     pub cpus: Option<u64>,
+    /// Addresses that their ports for RDMA may have, beside those by which they are connected.
+    pub gids: Option<GidList>,
 }
 
 /// Why a text is no such rule.
@@ -44,7 +47,7 @@ pub enum ParseAllowError {
     Members(SubjectError),
     /// An unknown option.
     #[error(
-        "`{0}` is not an option of a rule; write ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N][,pinned=SIZE][,cpus=N]"
+        "`{0}` is not an option of a rule; write ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N][,pinned=SIZE][,cpus=N][,gids=ADDRESS+...]"
     )]
     Option(String),
     /// An option is given twice.
@@ -78,6 +81,9 @@ pub enum ParseAllowError {
         /// The most.
         max: u64,
     },
+    /// Addresses are malformed.
+    #[error("gids={0}")]
+    Gids(#[from] ParseGidsError),
     /// It is for operators.
     #[error("operators use no memory of nodes; remove the rule for {0}")]
     Operators(HolderPattern),
@@ -88,6 +94,7 @@ pub(super) const LEASES: &str = "leases=";
 pub(super) const CONNECTIONS: &str = "connections=";
 pub(super) const PINNED: &str = "pinned=";
 pub(super) const CPUS: &str = "cpus=";
+pub(super) const GIDS: &str = "gids=";
 
 fn size(option: &'static str, given: &str) -> Result<ByteSize, ParseAllowError> {
     let parsed: Result<ByteSize, _> = given.parse();
@@ -137,6 +144,7 @@ impl FromStr for Allow {
             connections: None,
             pinned: None,
             cpus: None,
+            gids: None,
         };
         if rule.members.to_string().starts_with("operator/") {
             return Err(ParseAllowError::Operators(rule.members));
@@ -156,6 +164,8 @@ impl FromStr for Allow {
                 // 0: memory alone.
                 let count = number(CPUS, given, (0, CPUS_MAX.into()))?;
                 once(&mut rule.cpus, CPUS, count)?;
+            } else if let Some(given) = option.strip_prefix(GIDS) {
+                once(&mut rule.gids, GIDS, given.parse()?)?;
             } else {
                 return Err(ParseAllowError::Option(option.chars().take(80).collect()));
             }
@@ -175,7 +185,8 @@ impl fmt::Display for Allow {
         say(LEASES, self.leases.map(|count| count.to_string()))?;
         say(CONNECTIONS, self.connections.map(|count| count.to_string()))?;
         say(PINNED, self.pinned.map(|size| size.to_string()))?;
-        say(CPUS, self.cpus.map(|count| count.to_string()))
+        say(CPUS, self.cpus.map(|count| count.to_string()))?;
+        say(GIDS, self.gids.as_ref().map(GidList::to_string))
     }
 }
 
@@ -190,6 +201,10 @@ impl From<&Allow> for Rule {
                 pinned_bytes: allow.pinned.map(ByteSize::bytes),
                 cpus: allow.cpus,
             },
+            gids: allow
+                .gids
+                .as_ref()
+                .map_or_else(Vec::new, |list| list.0.clone()),
         }
     }
 }
@@ -200,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_rule_is_members_and_limits() {
-        let text = "vm/web-*,bytes=4 GiB,leases=2,connections=32,pinned=1 GiB,cpus=4";
+        let text = "vm/web-*,bytes=4 GiB,leases=2,connections=32,pinned=1 GiB,cpus=4,gids=10.78.0.2+fe80::1";
         let rule: Allow = text.parse().expect("a rule");
         assert_eq!(rule.to_string(), text);
         let limits = Rule::from(&rule).limits;
@@ -208,6 +223,9 @@ mod tests {
         assert_eq!(limits.connections, Some(32));
         assert_eq!(limits.pinned_bytes, Some(1 << 30));
         assert_eq!(limits.cpus, Some(4));
+        let address = |text: &str| text.parse::<std::net::IpAddr>().expect("an address");
+        let gids = ["10.78.0.2", "fe80::1"].map(address);
+        assert_eq!(Rule::from(&rule).gids, gids);
         let refused = |text: &str| text.parse::<Allow>().expect_err(text).to_string();
         for (text, part) in [
             ("web", "ROLE/PREFIX*"),
@@ -218,6 +236,8 @@ mod tests {
             ("vm/a,pinned=1000", "multiple of the page size"),
             ("vm/a,bytes=0", "above 0"),
             ("vm/a,cpus=255", "from 0 to 254"),
+            ("vm/a,gids=host", "gids=`host` is no address"),
+            ("vm/a,gids=", "gids=`` is no address"),
             ("vm/a,leases=0", "from 1 to 1024"),
             ("vm/a,connections=15", "from 16 to 1024"),
             ("vm/a,leases=-1", "`leases=-1` is not a number"),

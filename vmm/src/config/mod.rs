@@ -11,6 +11,7 @@ pub mod compute;
 pub mod cpu_list;
 pub mod disk;
 pub mod file;
+pub mod gids;
 mod local_memory;
 mod nearest;
 pub mod net;

@@ -79,6 +79,7 @@ struct Keys {
     connections: Option<u64>,
     pinned: Option<String>,
     cpus: Option<u64>,
+    gids: Option<String>,
 }
 
 impl Keys {
@@ -92,6 +93,7 @@ impl Keys {
             ),
             (allow::PINNED, self.pinned),
             (allow::CPUS, self.cpus.map(|count| count.to_string())),
+            (allow::GIDS, self.gids),
         ];
         let mut text = match (self.identity, self.file) {
             (Some(identity), None) => identity,

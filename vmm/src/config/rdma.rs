@@ -9,10 +9,11 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::PAGE_SIZE_BYTES;
+use super::gids::GidList;
 use crate::size::ByteSize;
 
 /// The keys.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "device",
     "port",
     "gid-index",
@@ -25,6 +26,7 @@ const KEYS: [&str; 12] = [
     "timeout",
     "retries",
     "completion",
+    "peers",
 ];
 
 /// Limit of `depth`: as many requests as a connection of a VM has outstanding.
@@ -143,6 +145,10 @@ impl RdmaArg {
                     _ => return Err(wrong("event or poll".into())),
                 };
             }
+            "peers" => {
+                let peers: Result<GidList, _> = given.parse();
+                all.peers = peers.map_err(|error| wrong(error.to_string()))?.0;
+            }
             _ => return Err(ParseRdmaError::Key(key.to_owned())),
         }
         self.given.push((key, given.to_owned()));
@@ -238,7 +244,8 @@ mod tests {
     #[test]
     fn every_key_is_set_and_printed_again() {
         let text = "device=mlx5_0,port=2,gid-index=3,mtu=1024,partition=0x8001,service-level=5,\
-                    traffic-class=106,depth=32,staging=4M,timeout=12,retries=3,completion=poll";
+                    traffic-class=106,depth=32,staging=4M,timeout=12,retries=3,completion=poll,\
+                    peers=10.78.0.2+fe80::1";
         let arg: RdmaArg = text.parse().expect("settings");
         assert_eq!(arg.to_string(), text);
         let expected = Settings {
@@ -257,6 +264,9 @@ mod tests {
             depth: Some(32),
             staging_pages: Some(1024),
             waiting: Waiting::Poll,
+            peers: ["10.78.0.2", "fe80::1"]
+                .map(|text| text.parse().expect("an address"))
+                .to_vec(),
         };
         assert_eq!(arg.settings(), &expected);
         for key in KEYS {
@@ -309,6 +319,7 @@ mod tests {
             ("timeout=20", "write a number from 10 to 19"),
             ("retries=7", "write a number from 0 to 6"),
             ("completion=spin", "write event or poll"),
+            ("peers=host", "`host` is no address"),
             ("device=", "write the name of a device"),
         ] {
             let error = text.parse::<RdmaArg>().expect_err(text).to_string();

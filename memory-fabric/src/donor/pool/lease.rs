@@ -17,6 +17,7 @@ use fabric_host::lock;
 use fabric_identity::Subject;
 use sessions::Sessions;
 use std::io;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -288,6 +289,17 @@ impl Lease {
             *pinned = Some(charge?);
         }
         Ok(())
+    }
+
+    /// Returns the addresses of ports that its owner may have for RDMA, under a policy, beside the one
+    /// by which it is connected.
+    pub(in crate::donor) fn gids(&self) -> Vec<IpAddr> {
+        let owner = self.owner.as_ref().map(|owner| &owner.holder);
+        let accounts = self.accounts.as_ref();
+        accounts
+            .zip(owner)
+            .map(|(accounts, owner)| accounts.gids(owner))
+            .unwrap_or_default()
     }
 
     /// Registers the lease's memory with `device`; see [`Export::open`].

@@ -58,7 +58,11 @@ fn memory_for_rdma_is_charged_once_until_the_lease_is_gone() {
         ..Amounts::default()
     };
     let members = "vm/web".parse().expect("a pattern");
-    let accounts = Accounts::new(vec![Rule { members, limits }]);
+    let accounts = Accounts::new(vec![Rule {
+        members,
+        limits,
+        gids: Vec::new(),
+    }]);
     let pool = Pool::under_policy(8 * PAGE, SECOND * 30, Some(accounts));
     let web: Subject = "spiffe://prod/ssi-hv/vm/web".parse().expect("one");
     let lend = |pages: u64| {

@@ -50,6 +50,10 @@ pub(in crate::link) fn connect(
     signed.map_err(donor)?;
     let answer: ConnectAnswer = control.decode(frame.kind, &payload).map_err(donor)?;
     answer.memory.check(config.bytes).map_err(here)?;
+    let port = answer
+        .endpoint
+        .check_port(address.ip(), &config.settings.peers);
+    port.map_err(here)?;
     // Queue pair numbers and keys travelled under TLS where there is TLS; nothing more is sent.
     let session = control.into_socket().map_err(donor)?;
     let watched = session.set_nonblocking(true).and(session.try_clone());

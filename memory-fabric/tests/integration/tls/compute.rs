@@ -172,6 +172,7 @@ fn a_member_gets_as_many_vcpus_and_as_much_memory_as_its_rule_allows() {
     let prod = Cluster::new("prod");
     let rule = |members: &str, cpus, bytes| Rule {
         members: members.parse().expect("a pattern"),
+        gids: Vec::new(),
         limits: Amounts {
             cpus: Some(cpus),
             bytes: Some(bytes),

@@ -4,6 +4,9 @@ use super::cluster::Cluster;
 use super::{ask, control_as, ends, lease_as};
 use fabric_test_support::*;
 use fabric_transport::control::{ControlError, ControlStream};
+use fabric_transport::rdma::device::Gid;
+use fabric_transport::rdma::endpoint::Endpoint;
+use fabric_transport::rdma::{ConnectAnswer, ConnectRequest, LinkLayer};
 use fabric_transport::stream::Carrier;
 use fabric_wire::{FrameKind, LeaseStatus, Refusal, TrafficClass};
 use memory_fabric::donor::policy::{Amounts, Rule};
@@ -13,7 +16,11 @@ use std::time::Instant;
 
 fn rule(members: &str, limits: Amounts<Option<u64>>) -> Rule {
     let members = members.parse().expect("a pattern");
-    Rule { members, limits }
+    Rule {
+        members,
+        limits,
+        gids: Vec::new(),
+    }
 }
 
 fn refusal_of(error: &ControlError) -> (Refusal, &str) {
@@ -239,4 +246,58 @@ fn new_rules_evict_whom_they_do_not_name_and_leave_others_what_they_have() {
     let renewed: Result<LeaseStatus, _> =
         db.call(FrameKind::Renew, &of_db.token, FrameKind::Status);
     renewed.expect("its lease");
+}
+
+#[test]
+fn a_port_for_rdma_is_that_of_the_peer_or_named_by_its_rule() {
+    let prod = Cluster::new("prod");
+    let mut rules = vec![
+        rule("vm/web", Amounts::default()),
+        rule("vm/db", Amounts::default()),
+    ];
+    let named = "10.78.0.2".parse().expect("an address");
+    rules[0].gids = vec![named];
+    let donor = prod.donor_with(16 * MIB, Some(rules));
+    let asks = |holder: &str, port: &str| {
+        let (_kept, grant) = lease_as(&prod, &donor, holder);
+        let request = ConnectRequest {
+            attach: ends().attach(grant.token, TrafficClass::Urgent),
+            endpoint: Endpoint {
+                queue_pair: 17,
+                packet_number: 1,
+                link: LinkLayer::Ethernet,
+                lid: 0,
+                gid: Gid::from_ip(port.parse().expect("an address")),
+                mtu_bytes: 1024,
+                reads_answered: 16,
+            },
+        };
+        let mut control = control_as(&prod, &donor, holder);
+        let answer =
+            control.call::<_, ConnectAnswer>(FrameKind::Connect, &request, FrameKind::Connected);
+        let error = answer.expect_err("this node has no device");
+        let (refusal, text) = refusal_of(&error);
+        assert_eq!(refusal, Refusal::NoRdma, "{text}");
+        text.to_owned()
+    };
+    let stranger = |text: &str| text.contains("the other end's RDMA port has the address");
+    // The node comes to its own device only for ports that are the peer's.
+    let none = "--rdma-device none";
+    for (holder, port) in [
+        ("vm/web", "127.0.0.1"),
+        ("vm/web", "10.78.0.2"),
+        ("vm/db", "127.0.0.1"),
+    ] {
+        let text = asks(holder, port);
+        assert!(text.contains(none), "{holder} {port}: {text}");
+    }
+    for (holder, port) in [
+        ("vm/web", "10.78.0.3"),
+        ("vm/db", "10.78.0.2"),
+        ("vm/db", "::1"),
+    ] {
+        let text = asks(holder, port);
+        assert!(stranger(&text), "{holder} {port}: {text}");
+        assert!(text.contains(&format!("gids={port}")), "{text}");
+    }
 }
