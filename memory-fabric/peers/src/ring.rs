@@ -124,9 +124,9 @@ pub trait NewRing: Debug + Send {
 
 /// Makes ends of connections.
 pub trait Rings: Debug + Send + Sync {
-    /// Makes one for the peer that is reached from `local`. May take time.
+    /// Makes one for the peer that is at `remote` and is reached from `local`. May take time.
     ///
     /// # Errors
     /// When no adapter of this host has that address, or it fails.
-    fn prepare(&self, local: IpAddr, peer: &str) -> io::Result<Box<dyn NewRing>>;
+    fn prepare(&self, local: IpAddr, remote: IpAddr, peer: &str) -> io::Result<Box<dyn NewRing>>;
 }

@@ -95,8 +95,8 @@ impl SimulatedRings {
     /// Two connected ends.
     pub(crate) fn pair(&self) -> [Box<dyn RingPort>; 2] {
         let local = IpAddr::from([127, 0, 0, 1]);
-        let one = self.prepare(local, "one").expect("a device");
-        let other = self.prepare(local, "other").expect("a device");
+        let one = self.prepare(local, local, "one").expect("a device");
+        let other = self.prepare(local, local, "other").expect("a device");
         let offers = [one.offer(), other.offer()];
         let one = one.connect(&offers[1]).expect("connected");
         [one, other.connect(&offers[0]).expect("connected")]
@@ -176,7 +176,7 @@ impl End {
 }
 
 impl Rings for SimulatedRings {
-    fn prepare(&self, _: IpAddr, _: &str) -> io::Result<Box<dyn NewRing>> {
+    fn prepare(&self, _: IpAddr, _: IpAddr, _: &str) -> io::Result<Box<dyn NewRing>> {
         let mut network = self.lock();
         if network.faults.no_device {
             return Err(io::Error::other("this host has no RDMA device"));

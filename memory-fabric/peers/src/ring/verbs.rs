@@ -69,9 +69,14 @@ impl Registered {
 }
 
 impl Rings for VerbsRings {
-    fn prepare(&self, local: IpAddr, peer: &str) -> io::Result<Box<dyn NewRing>> {
+    fn prepare(&self, local: IpAddr, remote: IpAddr, peer: &str) -> io::Result<Box<dyn NewRing>> {
         let end = End::new(&self.settings, local, peer).map_err(failed)?;
-        Ok(Box::new(end))
+        let allowed = self.settings.peers.clone();
+        Ok(Box::new(NewEnd {
+            end,
+            remote,
+            allowed,
+        }))
     }
 }
 
@@ -97,19 +102,36 @@ impl End {
     }
 }
 
-impl NewRing for End {
+/// One end whose peer is not known yet.
+#[derive(Debug)]
+struct NewEnd {
+    end: End,
+    /// The peer's address on the connection over which offers travel.
+    remote: IpAddr,
+    /// Other ports that it may have.
+    allowed: Vec<IpAddr>,
+}
+
+impl NewRing for NewEnd {
     fn offer(&self) -> [u8; OFFER_BYTES] {
+        let End { pair, ring, .. } = &self.end;
         let offer = Offer {
-            endpoint: self.pair.endpoint(),
-            key: self.ring.region.remote_key(),
-            address: self.ring.memory.as_ptr().addr() as u64,
+            endpoint: pair.endpoint(),
+            key: ring.region.remote_key(),
+            address: ring.memory.as_ptr().addr() as u64,
         };
         offer.encode()
     }
 
     fn connect(self: Box<Self>, offer: &[u8; OFFER_BYTES]) -> io::Result<Box<dyn RingPort>> {
         let offer = Offer::decode(offer).map_err(io::Error::other)?;
-        let mut end = *self;
+        let Self {
+            mut end,
+            remote,
+            allowed,
+        } = *self;
+        let checked = offer.endpoint.check_port(remote, &allowed);
+        checked.map_err(failed)?;
         let connected = end.pair.connect(&offer.endpoint, end.retries);
         connected.map_err(failed)?;
         Ok(Box::new(VerbsPort {

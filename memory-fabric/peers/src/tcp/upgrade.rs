@@ -128,8 +128,9 @@ impl Upgrades {
         agreed: Agreed,
     ) -> Result<Result<RingStream, Failed>, HandshakeError> {
         let deadline = Instant::now() + UPGRADE_TIMEOUT;
-        let local = channel.socket().local_addr()?.ip();
-        let made = self.rings.prepare(local, &peer.to_string());
+        let socket = channel.socket();
+        let (local, remote) = (socket.local_addr()?.ip(), socket.peer_addr()?.ip());
+        let made = self.rings.prepare(local, remote, &peer.to_string());
         let offer = made.as_ref().map(|made| made.offer());
         let offer = offer.as_ref().map_err(|error| *error);
         let theirs = match exchange(channel, deadline, offer)? {
