@@ -208,6 +208,8 @@ fn flooded(addresses: usize, credentials: bool) {
     config.credentials.clone_from(&vm);
     config.donors[0].name = credentials.then(|| "alpha".parse().expect("a name"));
     config.donors[0].bytes = Some(GUEST);
+    // On a busy machine a reconnection takes long; it has to come, and not soon.
+    config.grace = LIMIT;
     let fabric_test_support::Running { fabric, events } = start(&config);
     // Threads that wait for a page of a lost donor would wait for ever.
     thread::spawn(move || {
@@ -253,7 +255,7 @@ fn flooded(addresses: usize, credentials: bool) {
         first: if credentials {
             &[22, 3, 1, 2, 0, 1]
         } else {
-            b"SV\x09\x01\x00"
+            b"SV\x0a\x01\x00"
         },
     };
     let stop = AtomicBool::new(false);
