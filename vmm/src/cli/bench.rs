@@ -79,7 +79,7 @@ pub struct BenchCoherenceConfig {
         value_parser = words::<TransportKind>(),
         default_value = "tcp",
         hide_possible_values = true,
-        help = "tcp, or rdma, by an RDMA device of this host"
+        help = "tcp, or rdma by a device of this host; auto, hybrid, udp and loopback are for donors"
     )]
     pub transport: TransportKind,
 
