@@ -2,6 +2,7 @@
 //! names the cause, and `auto` must fall back to TCP.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{bail, ensure};
@@ -9,6 +10,7 @@ use clap::Args;
 use memory_fabric::fabric::{Fabric, PathKind, TransportKind};
 use memory_fabric::link::rdma::Reader;
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::rdma::Settings;
 
 use super::proxy::{self, Lie};
 use super::{READ_TIME_MAX, lease, walk};
@@ -37,17 +39,29 @@ pub struct Arguments {
 /// Fails when a READ succeeds, or `auto` does not end with TCP and right bytes.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let donor = proxy::start(arguments.here, arguments.donor, arguments.lie)?;
-    let (error, after) = one_read(donor)?;
+    // The port is on another host than what the donor is taken for.
+    let settings = Arc::new(Settings {
+        peers: vec![arguments.donor.ip()],
+        ..Settings::default()
+    });
+    let (error, after) = one_read(donor, &settings)?;
 
+    let mut only = walk::config(donor, MEMORY_BYTES, TransportKind::Rdma);
+    let Err(stranger) = Fabric::start(&only, &walk::deaf()) else {
+        bail!("a VM has started with a port that is not the donor's");
+    };
+    let stranger = format!("{:#}", anyhow::Error::new(stranger));
+    ensure!(stranger.contains("peers="), "{stranger}");
+    only.rdma = Arc::clone(&settings);
     let started = Instant::now();
-    let only = walk::config(donor, MEMORY_BYTES, TransportKind::Rdma);
     let Err(refusal) = Fabric::start(&only, &walk::deaf()) else {
         bail!("a VM that wants RDMA alone has started");
     };
     let refused_after = started.elapsed();
 
     let started = Instant::now();
-    let any = walk::config(donor, MEMORY_BYTES, TransportKind::Auto);
+    let mut any = walk::config(donor, MEMORY_BYTES, TransportKind::Auto);
+    any.rdma = settings;
     let fabric = Fabric::start(&any, &walk::deaf())?;
     let begun_after = started.elapsed();
     ensure!(
@@ -75,9 +89,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Returns the error of one READ over such a connection, and its time in milliseconds.
-fn one_read(donor: SocketAddr) -> anyhow::Result<(String, u128)> {
+fn one_read(donor: SocketAddr, settings: &Arc<Settings>) -> anyhow::Result<(String, u128)> {
     let leased = lease(donor, "spoiled", 4)?;
-    let mut reader = Reader::connect(&leased.rdma_config())?;
+    let mut config = leased.rdma_config();
+    config.settings = Arc::clone(settings);
+    let mut reader = Reader::connect(&config)?;
     let started = Instant::now();
     let mut page = [0; PAGE_SIZE];
     let Err(error) = reader.read(0, READ_TIME_MAX, &mut page) else {
