@@ -8,16 +8,18 @@ const UFFDIO_POISON: u32 = request(3, 0x08, size_of::<RangeMode>());
 impl Uffd {
     /// Poisons a page of the guest view that is not mapped, and wakes its waiters: each access
     /// raises SIGBUS, and fails with EFAULT in system calls, until the page is zapped. Whether the
-    /// file has the page does not matter.
+    /// file has the page does not matter. Returns false if the page was poisoned already.
     ///
     /// # Errors
     ///
-    /// The kernel's errors. A page that is poisoned already is no error.
-    pub fn poison(&self, page: *mut u8) -> io::Result<()> {
+    /// The kernel's errors.
+    pub fn poison(&self, page: *mut u8) -> io::Result<bool> {
         let result = self.while_busy(|uffd| uffd.call_on_page(UFFDIO_POISON, page, 0));
         match result {
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => self.wake(page),
-            result => result,
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                self.wake(page).map(|()| false)
+            }
+            result => result.map(|()| true),
         }
     }
 
@@ -80,8 +82,8 @@ mod tests {
         }
         // Not in the file, and in the file but not mapped.
         memory.zap(PageIndex::new(2), 1).expect("zapped");
-        for number in [1, 2, 1] {
-            uffd.poison(page(number)).expect("poisoned, also twice");
+        for (number, is_first) in [(1, true), (2, true), (1, false)] {
+            assert_eq!(uffd.poison(page(number)).expect("poisoned"), is_first);
         }
         for (number, fails) in [(0, false), (1, true), (2, true), (3, false)] {
             match read(&memory, number) {

@@ -34,8 +34,11 @@ impl FaultThread {
         let shared = &self.shared;
         let target = shared.memory.guest_page(page);
         let poisoned = shared.uffd.poison(target);
-        poisoned.map_err(failed("POISON", page))?;
-        shared.losses.poisoned.increment();
+        // A second fault on the page, of a thread that a signal interrupted or of KVM's kernel thread,
+        // may have been read before the first was answered.
+        if poisoned.map_err(failed("POISON", page))? {
+            shared.losses.poisoned.increment();
+        }
         if shared.map.entry(page).finish_poison() {
             shared.uffd.wake(target).map_err(failed("WAKE", page))?;
         }
