@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fabric_host::describe;
 use fabric_identity::{ReloadError, Role, SharedCredentials};
 use fabric_pki::date_text;
 
@@ -21,19 +20,6 @@ pub fn load(directory: &Path, role: Role) -> Result<Arc<SharedCredentials>, Relo
     let credentials = SharedCredentials::load(directory, role)?;
     warn_of_expiry(&credentials);
     Ok(credentials)
-}
-
-/// Reads the files again if they have changed, and logs that. Those in use stay when the new ones
-/// cannot be used.
-pub fn refresh(credentials: &SharedCredentials) {
-    match credentials.refresh() {
-        None => {}
-        Some(Ok(_)) => tracing::info!(
-            "{} has changed, and is in use",
-            credentials.directory().display()
-        ),
-        Some(Err(error)) => tracing::warn!("credentials were not replaced: {}", describe(&error)),
-    }
 }
 
 /// Returns when the certificate in use expires, in seconds since 1970.

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use fabric_host::describe;
 use rustls::{ClientConfig, ServerConfig};
 
 use crate::credentials::{
@@ -142,18 +143,24 @@ impl SharedCredentials {
     }
 
     /// Reads the files again if they have changed since they were read last, as
-    /// [`reload`](Self::reload) does. Returns `None` if they have not: of several threads that ask,
-    /// one learns of a change. Takes four system calls.
-    pub fn refresh(&self) -> Option<Result<Arc<Credentials>, ReloadError>> {
+    /// [`reload`](Self::reload) does, and logs that, or why they cannot be used. Otherwise it takes
+    /// four system calls.
+    pub fn refresh(&self) {
         let found = Stamps::of(&self.directory);
         {
             let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
             if *read == found {
-                return None;
+                return;
             }
             *read = found;
         }
-        Some(self.reload())
+        let directory = self.directory.display();
+        match self.reload() {
+            Ok(_) => tracing::info!("{directory} has changed, and is in use"),
+            Err(error) => {
+                tracing::warn!("credentials were not replaced: {}", describe(&error));
+            }
+        }
     }
 
     /// Returns the directory.

@@ -231,13 +231,7 @@ impl Keeper {
         let (Carrier::Tls(expected) | Carrier::Quic(expected)) = &self.config.carrier else {
             return None;
         };
-        match expected.credentials.refresh() {
-            None => {}
-            Some(Ok(_)) => tracing::info!("the credentials have changed, and are in use"),
-            Some(Err(error)) => {
-                tracing::warn!("credentials were not replaced: {}", describe(&error));
-            }
-        }
+        expected.credentials.refresh();
         let chain = self.control.as_ref()?.chain()?;
         expected.credentials.current().confirm(chain).err()
     }

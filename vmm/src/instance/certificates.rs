@@ -14,7 +14,6 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use fabric_identity::{CertificateDer, SharedCredentials};
 use memory_fabric::compute::{Carrier, ControlStream};
 
-use crate::credentials;
 use crate::failure::describe;
 
 /// Interval of the checks: how long a certificate is used after it is not valid any more, as at a
@@ -104,7 +103,7 @@ fn watch(
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return None,
         }
-        credentials::refresh(credentials);
+        credentials.refresh();
         for node in &mut nodes {
             if let Err(why) = node.check(credentials) {
                 return Some((node.place, why));
