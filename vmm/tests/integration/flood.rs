@@ -18,7 +18,9 @@ use fabric_transport::stream::Carrier;
 use fabric_wire::{Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
 use memory_fabric::fabric::{FabricConfig, FabricEvent};
 use memory_fabric::link::LinkEvent;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use ssi_hv::config::DEFAULT_DONOR_GRACE_SECONDS;
 use ssi_hv::credentials;
 
 use crate::running::{LIMIT, Place, Running, node};
@@ -208,14 +210,17 @@ fn flooded(addresses: usize, credentials: bool) {
     config.credentials.clone_from(&vm);
     config.donors[0].name = credentials.then(|| "alpha".parse().expect("a name"));
     config.donors[0].bytes = Some(GUEST);
-    // On a busy machine a reconnection takes long; it has to come, and not soon.
-    config.grace = LIMIT;
+    // As that of `ssi-hv run`.
+    config.grace = Duration::from_secs(DEFAULT_DONOR_GRACE_SECONDS.into());
     let fabric_test_support::Running { fabric, events } = start(&config);
     // Threads that wait for a page of a lost donor would wait for ever.
+    let pid = Pid::from_raw(node.pid().parse().expect("a process id")).expect("not 0");
     thread::spawn(move || {
         for event in events {
             if let FabricEvent::Link(LinkEvent::Lost { reason, .. }) = event {
                 eprintln!("the VM has lost the node that is flooded: {reason}");
+                // Nothing is dropped.
+                let _ = kill_process(pid, Signal::KILL);
                 std::process::abort();
             }
         }

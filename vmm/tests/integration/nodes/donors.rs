@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Read as _;
 use std::process::Child;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
@@ -12,7 +11,7 @@ use tiny_guests::walk_for_ever;
 
 use super::commands::{code, code_of, on_two_nodes, signal, start};
 use super::secured::Secured;
-use crate::running::{LIMIT, Place, Running, count, end, node};
+use crate::running::{Place, Running, count, end, node, until};
 use crate::support::kvm_is_there;
 
 const MIB: u64 = 1 << 20;
@@ -35,17 +34,26 @@ fn flags(donor: &str) -> [&str; 4] {
 
 /// Waits until no node lends anything.
 fn all_is_given_back(place: &Place, nodes: usize) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
+    until(|| {
         let status = place.json(&["status", "--json"]);
         let lent = status["nodes"].as_array().expect("nodes").iter();
         let lent: Vec<_> = lent.map(|node| count(node, "/lent_bytes")).collect();
-        if lent == vec![0; nodes] {
-            return;
+        let is_none = lent == vec![0; nodes];
+        is_none
+            .then_some(())
+            .ok_or_else(|| format!("{lent:?} bytes are lent"))
+    });
+}
+
+/// Waits until the VM's status, which is returned, is as wanted.
+fn status_when(place: &Place, is_wanted: impl Fn(&Value) -> bool) -> Value {
+    until(|| {
+        let status = place.json(&["status", "two", "--json"])["vms"][0].take();
+        if is_wanted(&status) {
+            return Ok(status);
         }
-        assert!(Instant::now() < deadline, "{lent:?} bytes are lent");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        Err(status.to_string())
+    })
 }
 
 /// Checks the report of a guest that has counted in memory of both nodes and of the donor.
@@ -126,15 +134,9 @@ fn they_do_so_with_certificates_and_sealed_pages() {
 
 /// Waits until the link to the donor is `reachable`.
 fn wait_for_link(place: &Place, reachable: bool) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let status = place.json(&["status", "two", "--json"])["vms"][0].take();
-        if status["nodes"][2]["link"]["reachable"] == reachable {
-            return;
-        }
-        assert!(Instant::now() < deadline, "not {reachable}: {status}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    status_when(place, |status| {
+        status["nodes"][2]["link"]["reachable"] == reachable
+    });
 }
 
 #[test]
@@ -149,13 +151,9 @@ fn a_guest_goes_on_when_its_donor_is_back() {
     wait_for_link(&place, false);
     donor.signal(libc::SIGCONT);
     wait_for_link(&place, true);
-    let status = || place.json(&["status", "two", "--json"])["vms"][0].take();
-    let before = count(&status(), "/nodes/2/pages_fetched");
-    let deadline = Instant::now() + LIMIT;
-    while count(&status(), "/nodes/2/pages_fetched") < before + 100 {
-        assert!(Instant::now() < deadline, "it does not go on: {}", status());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let fetched = |status: &Value| count(status, "/nodes/2/pages_fetched");
+    let before = fetched(&status_when(&place, |_| true));
+    status_when(&place, |status| fetched(status) >= before + 100);
     signal(&vm.id().to_string(), libc::SIGINT);
     let output = end::rest_of(vm, end::LIMIT);
     assert_eq!(code_of(&output), code(ExitCode::Interrupted), "{output:?}");
@@ -178,16 +176,9 @@ fn walking(place: &Place, address: &str, of_donor: &str, more: &[&str]) -> Child
 
 /// Waits until a VM has read pages at its donor.
 fn has_pages_at_its_donor(place: &Place) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let status = place.json(&["status", "two", "--json"])["vms"][0].take();
-        if count(&status, "/nodes/2/pages_fetched") > 100 {
-            assert_eq!(status["nodes"][2]["link"]["reachable"], true, "{status}");
-            return;
-        }
-        assert!(Instant::now() < deadline, "nothing at the donor: {status}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let has_read = |status: &Value| count(status, "/nodes/2/pages_fetched") > 100;
+    let status = status_when(place, has_read);
+    assert_eq!(status["nodes"][2]["link"]["reachable"], true, "{status}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
@@ -167,6 +168,22 @@ pub fn vm_with(place: &Place, code: &[u8], more: &[&str]) -> Running {
 pub fn count(json: &Value, pointer: &str) -> u64 {
     let found = json.pointer(pointer).and_then(Value::as_u64);
     found.unwrap_or_else(|| panic!("no {pointer} in {json}"))
+}
+
+/// Time between two questions to a process that announces nothing of what is asked.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Asks until the answer is what the test waits for, and returns it. An error is any other answer.
+#[track_caller]
+pub fn until<T>(mut ask: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match ask() {
+            Ok(answer) => return answer,
+            Err(other) => assert!(Instant::now() < deadline, "after {LIMIT:?}: {other}"),
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Starts a node and returns its address.
