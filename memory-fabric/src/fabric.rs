@@ -201,11 +201,8 @@ impl Fabric {
                     .map_err(system("allow huge pages"))?;
             }
         }
-        let lent_by = lent.into_iter().map(|(address, _)| LentBy {
-            address,
-            is_sealed: config.seals(address),
-            ..LentBy::default()
-        });
+        let addresses = lent.into_iter().map(|(address, _)| address);
+        let lent_by = addresses.map(|address| LentBy::new(address, config.seals(address)));
         let vm = VmMemory {
             memory: Arc::new(memory),
             stats: Arc::new(PagerStats::new(nodes.links())),

@@ -119,6 +119,17 @@ pub(crate) struct LentBy {
     pub shared_bytes: u64,
 }
 
+impl LentBy {
+    /// A donor, or the loopback slab, to which no connection is made yet.
+    pub fn new(address: Option<SocketAddr>, is_sealed: bool) -> Self {
+        Self {
+            address,
+            is_sealed,
+            ..Self::default()
+        }
+    }
+}
+
 /// A VM's memory, shared by all parts of its fabric.
 #[derive(Clone)]
 pub(crate) struct VmMemory {

@@ -136,10 +136,10 @@ impl Progress {
         let Some(thread) = self.thread(id, now) else {
             return Seen::default();
         };
-        let is_new = std::mem::take(&mut thread.is_halted);
+        let had_halted = std::mem::take(&mut thread.is_halted);
         let continues = match thread.wait {
             Some(wait) => wait.continues,
-            None if is_new => false,
+            None if had_halted => false,
             None if now.saturating_sub(thread.woken_at) < unit => true,
             // It was woken long ago, and may not have run since.
             None => ran(thread, run).is_some_and(|ran| ran < unit),

@@ -78,11 +78,8 @@ impl Fabric {
         let homes = HomeTable::new(local, &config.ram, None).with_links(nodes.all());
         let plan = Plan::new(homes, guest_bytes >> PAGE_SHIFT, LocalUse::Cache, &[])?;
         let lent_bytes: Vec<u64> = lent.iter().map(|(_, bytes)| *bytes).collect();
-        let lent_by = lent.into_iter().map(|(address, _)| LentBy {
-            address,
-            is_sealed: config.seals(address),
-            ..LentBy::default()
-        });
+        let addresses = lent.into_iter().map(|(address, _)| address);
+        let lent_by = addresses.map(|address| LentBy::new(address, config.seals(address)));
         let vm = VmMemory {
             memory: Arc::new(memory),
             stats: Arc::new(PagerStats::new(nodes.links())),

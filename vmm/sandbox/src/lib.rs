@@ -4,11 +4,10 @@
 //! up what a running VM does not need: all files but those that are named and those of the system
 //! ([Landlock], kernels from 5.13 on), and all system calls but those of an ordinary service (seccomp).
 //!
-//! [Landlock]: https://docs.kernel.org/userspace-api/landlock.html
-
-//!
 //! A process that root starts can give up more: [`Privileges`] makes it another user, in a root
 //! directory of its own.
+//!
+//! [Landlock]: https://docs.kernel.org/userspace-api/landlock.html
 
 mod calls;
 mod files;

@@ -72,14 +72,13 @@ pub struct BenchCoherenceConfig {
     #[arg(long)]
     pub tls: bool,
 
-    /// What the memory travels by
+    /// tcp, or rdma by a device of this host; auto, hybrid, udp and loopback are for donors
     #[arg(
         long,
         value_name = "KIND",
         value_parser = words::<TransportKind>(),
         default_value = "tcp",
-        hide_possible_values = true,
-        help = "tcp, or rdma by a device of this host; auto, hybrid, udp and loopback are for donors"
+        hide_possible_values = true
     )]
     pub transport: TransportKind,
 

@@ -63,8 +63,8 @@ pub struct VmProcess {
 
 impl VmProcess {
     /// Starts `ssi-hv`, which is `program`, as the process of a VM that listens at `address`, for
-    /// connections under TLS if they are `secured`. `rdma` is what the node allows. The calling thread has to live as long as the
-    /// process.
+    /// connections under TLS if they are `secured`. `rdma` is what the node allows. The calling
+    /// thread has to live as long as the process.
     ///
     /// # Errors
     ///

@@ -235,17 +235,22 @@ fn three_nodes_share_what_one_of_them_stores_elsewhere() {
     increments(3, 2, 2);
 }
 
-/// Only the node with the depot touches memory: whole blocks are its own.
-#[test]
-fn blocks_that_one_node_owns_go_to_its_depot() {
-    let (nodes, _) = nodes(2, 3, Duration::ZERO);
-    let memory = nodes[0].memory();
+/// Counts in each page, three times over all of them.
+fn count_alone(memory: &GuestMemory) {
     for round in 0..3_u64 {
         for page in 0..PAGES {
             let found = word(memory, page * 4096).fetch_add(1, Ordering::Relaxed);
             assert_eq!(found, round, "page {page}");
         }
     }
+}
+
+/// Only the node with the depot touches memory: whole blocks are its own.
+#[test]
+fn blocks_that_one_node_owns_go_to_its_depot() {
+    let (nodes, _) = nodes(2, 3, Duration::ZERO);
+    let memory = nodes[0].memory();
+    count_alone(memory);
     let stats = nodes[0].stats();
     is_within_budget(0, 2, stats);
     let sent_away = stats.sent_away.get();
@@ -258,12 +263,7 @@ fn blocks_that_one_node_owns_go_to_its_depot() {
 fn a_home_stores_for_another_node_what_it_has_no_room_for() {
     let (nodes, _) = nodes(2, 4, Duration::ZERO);
     let memory = nodes[1].memory();
-    for round in 0..3_u64 {
-        for page in 0..PAGES {
-            let found = word(memory, page * 4096).fetch_add(1, Ordering::Relaxed);
-            assert_eq!(found, round, "page {page}");
-        }
-    }
+    count_alone(memory);
     let stats = nodes[0].stats();
     is_within_budget(0, 2, stats);
     assert!(stats.from_depot.get() > 1000, "{stats:?}");
