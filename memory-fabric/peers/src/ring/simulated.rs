@@ -16,7 +16,8 @@ use super::{
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RingFaults {
-    /// WRITEs after which a connection breaks, on average; 0 for never.
+    /// Bytes after which an end breaks its connection, on average, and at most twice as many; 0 for
+    /// never. Bytes, as how many WRITEs carry them depends on how busy the machine is.
     pub(crate) break_after: u64,
     /// One in so many WRITEs waits for a later event; 0 for none.
     pub(crate) delayed: u64,
@@ -40,7 +41,7 @@ struct End {
     is_armed: bool,
     /// Why the connection broke.
     broken: Option<&'static str>,
-    /// WRITEs until it breaks.
+    /// Bytes until it breaks.
     left: u64,
 }
 
@@ -142,12 +143,12 @@ impl Network {
             let Some(write) = end.leaving.pop_front() else {
                 return;
             };
-            if end.left == 0 {
+            let Some(left) = end.left.checked_sub(write.bytes as u64) else {
                 self.breaks += 1;
                 self.fail(id, "transport retry counter exceeded");
                 return;
-            }
-            end.left -= 1;
+            };
+            end.left = left;
             let range = write.offset..write.offset + write.bytes;
             let bytes = end.staged[range.clone()].to_vec();
             let Some(other) = end.other.filter(|other| self.ends.contains_key(other)) else {
@@ -186,7 +187,7 @@ impl Rings for SimulatedRings {
         let left = match network.faults.break_after {
             0 => u64::MAX,
             // The probe of a new connection gets through.
-            mean => 2 + network.random() % (2 * mean),
+            mean => 64 + network.random() % (2 * mean),
         };
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let signal = Arc::new(eventfd(0, flags)?);

@@ -66,7 +66,7 @@ fn every_message_through_rings_arrives_once_in_the_order_of_its_lane() {
 fn rings_that_break_lose_and_repeat_nothing() {
     let faults = RingFaults {
         delayed: 20,
-        break_after: 400,
+        break_after: 2 << 20,
         ..RingFaults::default()
     };
     let rings = SimulatedRings::new(faults, 5);
@@ -78,7 +78,9 @@ fn rings_that_break_lose_and_repeat_nothing() {
         rdma: rdma(&rings, true),
     };
     plan.run();
-    assert!(rings.breaks() > 20, "only {} broke", rings.breaks());
+    // Two lanes carry pages, 281 MiB in all, and a connection breaks within 4 MiB of each end: three
+    // pairs of nodes cannot have sent all of it with fewer breaks than 35, less one for each pair.
+    assert!(rings.breaks() >= 32, "only {} broke", rings.breaks());
 }
 
 #[test]
