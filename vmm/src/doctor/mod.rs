@@ -9,6 +9,7 @@ mod devices;
 mod kernel;
 mod kvm;
 mod memory;
+mod mitigations;
 mod nodes;
 pub mod output;
 mod protection;
@@ -167,6 +168,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
         devices::rdma(host, &devices::verbs()),
         devices::tap(host),
         kernel::clock(host),
+        mitigations::judge(host),
         nodes::requirements(host),
         nodes::page_walks(host),
         nodes::time_stamps(host, &kvm),

@@ -35,7 +35,7 @@ impl FakeHost {
 fn every_check_answers_on_an_empty_host_and_on_this_one() {
     for host in [FakeHost::new().host(), Host::this()] {
         let findings = examine(&host);
-        assert_eq!(findings.len(), 15);
+        assert_eq!(findings.len(), 16);
         for finding in findings {
             assert!(!finding.detail.is_empty(), "{finding:?}");
             assert!(!finding.detail.contains('\n'), "{finding:?}");
