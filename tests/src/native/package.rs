@@ -328,6 +328,12 @@ fn sandboxed(debian: &Container, pid: &str) -> anyhow::Result<()> {
         SHORT,
     )?;
     ensure!(locked.trim() == "infinity", "locked memory: {locked}");
+    for limit in ["MemoryMax", "TasksMax", "LimitCORE"] {
+        let show = format!("systemctl show --value -p {limit} {SERVICE}");
+        let value = debian.check(&show, SHORT)?.trim().to_owned();
+        let is_limited = value.parse::<u64>().is_ok_and(|bytes| bytes < 1 << 62);
+        ensure!(is_limited, "{limit}: {value}");
+    }
     let said = debian.check(
         &format!("journalctl -q --no-pager -o cat -p warning -u {SERVICE}"),
         SHORT,
