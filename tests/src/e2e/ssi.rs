@@ -1,5 +1,10 @@
 //! Scenarios of guests that use CPUs of several hosts to their end, verified from inside. They take
 //! many minutes where walks of page tables are writes, and run by name.
+//!
+//! In most of them the CPUs of other hosts go there when init runs (`from=init`), so that the kernel
+//! boots as on one host.
+
+mod often;
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +14,7 @@ use serde_json::Value;
 use super::donor::Donor;
 use super::guest::{Finished, Guest, exit, reach_init};
 use super::{Context, Hosts, Result, Scenario, Verdict};
+use crate::testbed::RemoteProcess;
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -19,15 +25,22 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: |context| verified(context, &TWO, CLOUD),
     },
     Scenario {
+        name: "ssi_boots_on_two_hosts",
+        about: "the same, and the CPU on the other host is there since the guest's start",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| verified(context, &TWO_FROM_START, CLOUD),
+    },
+    Scenario {
         name: "ssi_merged_tables",
-        about: "the same with page tables of the kernel that both hosts write at once",
+        about: "that with page tables of the kernel that both hosts write at once",
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: |context| verified(context, &MERGED, CLOUD),
     },
     Scenario {
         name: "ssi_kernel_6_12",
-        about: "the same with Linux 6.12 as the guest's kernel",
+        about: "two hosts as in ssi_two_hosts, with Linux 6.12 as the guest's kernel",
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: |context| verified(context, &TWO, "backports-vmlinuz"),
@@ -60,6 +73,20 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         hosts: Hosts::TWO_6_12,
         run: offline,
     },
+    Scenario {
+        name: "ssi_moves",
+        about: "a CPU goes to and fro between two hosts all the time, and the guest that uses it loses nothing",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: often::moves,
+    },
+    Scenario {
+        name: "ssi_twenty_boots",
+        about: "twenty guests in a row, on the same hosts, each run a program on the CPU that went to another host",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: often::twenty_boots,
+    },
 ];
 
 /// Which CPUs a guest has, and on which hosts.
@@ -69,6 +96,8 @@ struct Layout {
     second: [&'static str; 2],
     /// The same on host 3.
     third: Option<[&'static str; 2]>,
+    /// The CPUs that each of these nodes has in the end.
+    apart: &'static [&'static [u32]],
     /// Litmus tests that run with so many CPUs.
     tests: usize,
     /// Other flags of the guest.
@@ -77,25 +106,32 @@ struct Layout {
 
 const TWO: Layout = Layout {
     cpus: 2,
-    second: ["1", "10.77.0.2:7700,cpus=1"],
+    second: ["1", "10.77.0.2:7700,cpus=1,from=init"],
     third: None,
+    apart: &[&[1]],
     tests: 8,
     more: &[],
 };
+const TWO_FROM_START: Layout = Layout {
+    second: ["1", "10.77.0.2:7700,cpus=1"],
+    ..TWO
+};
 const MERGED: Layout = Layout {
     more: &["--merge-tables", "on"],
-    ..TWO
+    ..TWO_FROM_START
 };
 const THREE: Layout = Layout {
     cpus: 3,
-    third: Some(["1", "10.77.0.3:7700,cpus=1"]),
+    third: Some(["1", "10.77.0.3:7700,cpus=1,from=init"]),
+    apart: &[&[1], &[2]],
     tests: 10,
     ..TWO
 };
 const FOUR: Layout = Layout {
     cpus: 4,
-    second: ["2", "10.77.0.2:7700,cpus=2"],
+    second: ["2", "10.77.0.2:7700,cpus=2,from=init"],
     third: None,
+    apart: &[&[2, 3]],
     tests: 12,
     more: &[],
 };
@@ -105,6 +141,66 @@ const CLOUD: &str = "cloud-vmlinuz";
 const DEADLINE: Duration = Duration::from_secs(1200);
 /// A kernel that is not moved has its page tables where they can be looked up.
 const PARAMETERS: &str = "nokaslr";
+/// Modules that the guest's init would load: each patches the kernel's text, for which all CPUs
+/// interrupt each other several times, and the program does not need them.
+const NO_MODULES: &str = "module_blacklist=pvpanic_mmio,virtio_mmio,virtio_balloon";
+
+impl Layout {
+    /// Starts the nodes.
+    fn nodes(&self, context: &Context<'_>) -> anyhow::Result<Vec<Donor>> {
+        let [cpus, _] = self.second;
+        let mut nodes = vec![Donor::lending(context, "512M", &["--cpus", cpus])?];
+        if let Some([cpus, _]) = self.third {
+            nodes.push(Donor::third_lending(context, "512M", &["--cpus", cpus])?);
+        }
+        Ok(nodes)
+    }
+
+    /// A guest that has CPUs on these nodes, and runs a command.
+    fn guest(&self, kernel: &'static str, exec: &str) -> Guest {
+        let mut guest = Guest {
+            kernel,
+            memory: "256M",
+            ..Guest::local(self.cpus, exec)
+        };
+        guest
+            .cmdline
+            .insert_str(0, &format!("{PARAMETERS} {NO_MODULES} "));
+        for [_, node] in [Some(self.second), self.third].into_iter().flatten() {
+            guest.more.extend(["--node", node]);
+        }
+        guest.more.extend(self.more);
+        guest
+    }
+
+    /// Fails unless the guest ended by itself with its CPUs on these nodes.
+    fn check(&self, guest: &Finished) -> anyhow::Result<()> {
+        guest.expect_exit(exit::SHUTDOWN)?;
+        for (number, cpus) in (1..).zip(self.apart) {
+            let found = &guest.report["nodes"][number]["cpus"];
+            ensure!(
+                *found == serde_json::json!(cpus),
+                "CPUs on node {number}: {found}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Ends the nodes, which have all of their memory back.
+fn end(context: &Context<'_>, nodes: Vec<Donor>) -> anyhow::Result<()> {
+    for node in nodes {
+        let report = node.end(context)?;
+        ensure!(report["lent_bytes"] == 0, "the node's report: {report}");
+    }
+    Ok(())
+}
+
+/// What the guest and its nodes say, for errors.
+fn said(process: &RemoteProcess, nodes: &[Donor]) -> String {
+    let nodes: Vec<_> = nodes.iter().map(Donor::stderr).collect();
+    format!("errors: {}; the nodes say: {nodes:?}", process.stderr())
+}
 
 /// Runs a command in a guest, and returns how it ended and the time from its start to init.
 fn run(
@@ -113,37 +209,16 @@ fn run(
     kernel: &'static str,
     exec: &str,
 ) -> anyhow::Result<(Finished, Duration)> {
-    let [cpus, node] = layout.second;
-    let second = Donor::lending(context, "512M", &["--cpus", cpus])?;
-    let mut guest = Guest {
-        kernel,
-        memory: "256M",
-        ..Guest::local(layout.cpus, exec)
-    };
-    guest.cmdline.insert_str(0, &format!("{PARAMETERS} "));
-    guest.more.extend(["--node", node]);
-    guest.more.extend(layout.more);
-    let third = match layout.third {
-        Some([cpus, node]) => {
-            guest.more.extend(["--node", node]);
-            Some(Donor::third_lending(context, "512M", &["--cpus", cpus])?)
-        }
-        None => None,
-    };
+    let nodes = layout.nodes(context)?;
     let started = Instant::now();
-    let process = guest.start(context)?;
+    let process = layout.guest(kernel, exec).start(context)?;
     reach_init(context, &process, DEADLINE)?;
     let to_init = started.elapsed();
-    let output = process.wait(DEADLINE).with_context(|| {
-        let node = second.stderr();
-        format!("errors: {}; the node says: {node}", process.stderr())
-    })?;
+    let output = process.wait(DEADLINE);
+    let output = output.with_context(|| said(&process, &nodes))?;
     let guest = Finished::read(context, output)?;
-    guest.expect_exit(exit::SHUTDOWN)?;
-    for node in [Some(second), third].into_iter().flatten() {
-        let report = node.end(context)?;
-        ensure!(report["lent_bytes"] == 0, "the node's report: {report}");
-    }
+    layout.check(&guest)?;
+    end(context, nodes)?;
     Ok((guest, to_init))
 }
 
@@ -205,9 +280,6 @@ fn offline(context: &Context<'_>) -> Result {
 
 /// Deadline from the start of a guest to init when all its CPUs are on one host until then.
 const TO_INIT_MAX: Duration = Duration::from_secs(120);
-/// Modules that the guest's init would load: each patches the kernel's text, for which all CPUs
-/// interrupt each other several times, and the program does not need them.
-const NO_MODULES: &str = "module_blacklist=pvpanic_mmio,virtio_mmio,virtio_balloon";
 /// The program of the CPU that moves, by what the shell itself can do, and a second one. 500,500 is
 /// the sum of the first, and the CPU on which it has run is the 39th field of its `stat`.
 const SUM: &str = "taskset -c 1 sh -c 'echo pinned; i=0; s=0; while [ $i -lt 1000 ]; \
@@ -215,18 +287,9 @@ const SUM: &str = "taskset -c 1 sh -c 'echo pinned; i=0; s=0; while [ $i -lt 100
     taskset -c 1 sh -c 'echo repeated'";
 
 fn from_init(context: &Context<'_>) -> Result {
-    let node = Donor::lending(context, "512M", &["--cpus", "1"])?;
-    let mut guest = Guest {
-        memory: "256M",
-        ..Guest::local(2, SUM)
-    };
-    guest
-        .cmdline
-        .insert_str(0, &format!("{PARAMETERS} {NO_MODULES} "));
-    let node_arg = "10.77.0.2:7700,cpus=1,from=init";
-    guest.more.extend(["--node", node_arg]);
+    let nodes = TWO.nodes(context)?;
     let started = Instant::now();
-    let process = guest.start(context)?;
+    let process = TWO.guest(CLOUD, SUM).start(context)?;
     // The console shows init only after mounts, which take both CPUs.
     let lines = [
         ("init runs: a vCPU moves cpu=1 node=1", TO_INIT_MAX),
@@ -238,16 +301,11 @@ fn from_init(context: &Context<'_>) -> Result {
     for (line, deadline) in lines {
         process
             .wait_for_line(line, deadline)
-            .with_context(|| format!("the node says: {}", node.stderr()))?;
+            .with_context(|| said(&process, &nodes))?;
         times.push(started.elapsed().as_secs_f64());
     }
     let guest = Finished::read(context, process.wait(DEADLINE)?)?;
-    guest.expect_exit(exit::SHUTDOWN)?;
-    let console = &guest.output.stdout;
-    ensure!(console.contains("sum 500500\r\n"), "console: {console}");
-    ensure!(cpu_of(console) == Some(1), "console: {console}");
-    let cpus = &guest.report["nodes"][1]["cpus"];
-    ensure!(*cpus == serde_json::json!([1]), "CPUs on the node: {cpus}");
+    has_summed(&guest)?;
     context.note(format!(
         "init after {:.0} s; from there the pinned program took {:.0} s to begin, its sum {:.0} s, the next \
          program {:.0} s; the end after {:.0} s; {} faults and {} pages on the node (emulated)",
@@ -259,7 +317,20 @@ fn from_init(context: &Context<'_>) -> Result {
         guest.number("/nodes/1/transfers/faults")?,
         guest.number("/nodes/1/transfers/pages_received")?,
     ));
+    end(context, nodes)?;
     Ok(Verdict::Pass)
+}
+
+/// Fails unless a guest ran [`SUM`] on the CPU that went to the other host.
+fn has_summed(guest: &Finished) -> anyhow::Result<()> {
+    TWO.check(guest)?;
+    let console = &guest.output.stdout;
+    ensure!(
+        console.contains("sum 500500\r\n") && console.contains("repeated\r\n"),
+        "console: {console}"
+    );
+    ensure!(cpu_of(console) == Some(1), "console: {console}");
+    Ok(())
 }
 
 /// The CPU on which the process whose `stat` is on the console has run.

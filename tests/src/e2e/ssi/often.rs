@@ -1,0 +1,121 @@
+//! What is done often: guests in a row, and moves of a CPU that works.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use super::{CLOUD, DEADLINE, QUIET, SUM, TWO, end, has_summed, said};
+use crate::e2e::guest::{Finished, SHORT, exit};
+use crate::e2e::{Context, Result, Verdict};
+use crate::testbed::Host;
+
+/// Guests in a row.
+const BOOTS: usize = 20;
+
+pub(super) fn twenty_boots(context: &Context<'_>) -> Result {
+    let nodes = TWO.nodes(context)?;
+    let mut times = Vec::new();
+    for boot in 1..=BOOTS {
+        let started = Instant::now();
+        let process = TWO.guest(CLOUD, SUM).start(context)?;
+        let ended = process.wait(DEADLINE).map_err(anyhow::Error::from);
+        let checked = ended.and_then(|output| {
+            let guest = Finished::read(context, output)?;
+            has_summed(&guest)?;
+            guest.number("/boot/to_init_ms")
+        });
+        let to_init = checked.with_context(|| {
+            let said = said(&process, &nodes);
+            format!("boot {boot} of {BOOTS}, after those of {times:.0?} s; {said}")
+        })?;
+        context.note(format!(
+            "boot {boot}: init after {:.0} s, end after {:.0} s (emulated)",
+            to_init / 1e3,
+            started.elapsed().as_secs_f64()
+        ));
+        times.push(started.elapsed().as_secs_f64());
+    }
+    end(context, nodes)?;
+    Ok(Verdict::Pass)
+}
+
+/// How long the CPU goes to and fro.
+const MOVES_TIME: Duration = Duration::from_secs(300);
+/// Moves in this time, at least: an order alone takes a second on an emulated host that has to wait
+/// for its CPU.
+const MOVES_MIN: usize = 30;
+/// Name of the guest whose CPU moves.
+const NAME: &str = "moves";
+
+/// Whether a CPU that was ordered to move is there. One that waits for a page goes when it has it.
+fn has_moved(code: i32, errors: &str) -> anyhow::Result<bool> {
+    let is_late = ["has not moved to node", "already: wait until it is there"];
+    ensure!(
+        code == exit::SHUTDOWN || is_late.iter().any(|part| errors.contains(part)),
+        "`ssi-hv move` ended with {code}: {errors}"
+    );
+    Ok(code == exit::SHUTDOWN)
+}
+
+fn order(host: &Host, node: &str) -> anyhow::Result<bool> {
+    let order = ["/share/ssi-hv", "move", NAME, "--cpu", "1", "--to", node];
+    let output = host.run(&order, SHORT)?;
+    has_moved(output.status.code, &output.stderr)
+}
+
+pub(super) fn moves(context: &Context<'_>) -> Result {
+    let nodes = TWO.nodes(context)?;
+    let seconds = MOVES_TIME.as_secs();
+    let exec = format!("{QUIET}; echo probe runs; faultprobe --ssi --seconds {seconds}");
+    let mut guest = TWO.guest(CLOUD, &exec);
+    guest.more.extend(["--name", NAME]);
+    let process = guest.start(context)?;
+    process
+        .wait_for_line("probe runs", DEADLINE)
+        .with_context(|| said(&process, &nodes))?;
+    let (started, mut moves, mut late) = (Instant::now(), 0, 0);
+    for node in ["0", "1"].into_iter().cycle() {
+        match order(context.testbed.host(1), node) {
+            Ok(true) => moves += 1,
+            Ok(false) => late += 1,
+            // The guest has ended meanwhile, and the probe is looked at.
+            Err(_) if process.wait(SHORT).is_ok() => break,
+            Err(error) => return Err(error),
+        }
+        if started.elapsed() >= MOVES_TIME {
+            break;
+        }
+    }
+    let time = started.elapsed().as_secs_f64();
+    let output = process.wait(DEADLINE);
+    let output = output.with_context(|| said(&process, &nodes))?;
+    let guest = Finished::read(context, output)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    let probe = guest.faultprobe_over(1 << 16)?;
+    ensure!(probe["violations"] == 0, "violations: {probe}");
+    ensure!(
+        moves >= MOVES_MIN,
+        "{moves} moves in {time:.0} s, and {late} were late"
+    );
+    end(context, nodes)?;
+    context.note(format!(
+        "{moves} moves in {time:.0} s, {late} orders that were late (emulated)"
+    ));
+    Ok(Verdict::Pass)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_to_move_may_be_late_and_must_not_fail() {
+        let late = "vCPU 1 has not moved to node 0 within 8 s: it waits for a page";
+        let moves = "vCPU 1 moves to node 0 already: wait until it is there";
+        assert!(has_moved(0, "").unwrap());
+        assert!(!has_moved(1, late).unwrap());
+        assert!(!has_moved(1, moves).unwrap());
+        assert!(has_moved(1, "the VM is paused").is_err());
+        assert!(has_moved(139, "").is_err());
+    }
+}
