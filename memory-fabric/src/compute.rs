@@ -35,7 +35,7 @@ pub use crate::wire::{
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
 };
 pub use depot::DonorDepot;
-pub use fabric_peers::{Channel, SecureStream, Security};
+pub use fabric_peers::{Channel, Paths, PeerTransport, SecureStream, Security};
 pub use fabric_sharing::{Halts, SharingStats, TableFences};
 pub use security::TlsSecurity;
 
@@ -246,7 +246,10 @@ fn homes(table: &[ComputeMember], ranges: &[Range<u64>]) -> Result<Homes, TooLit
 /// A guest memory that this node shares with the other compute nodes of the VM. Dropping it ends the
 /// sharing: no thread may touch the guest view any more.
 #[derive(Debug)]
-pub struct SharedGuest(SharedMemory);
+pub struct SharedGuest {
+    memory: SharedMemory,
+    paths: Arc<Paths>,
+}
 
 impl SharedGuest {
     /// Connects to the other nodes, and shares `memory`, which nothing has touched, with them.
@@ -301,6 +304,7 @@ impl SharedGuest {
             is_demanded: true,
         });
         let peers = TcpPeers::connect(config)?;
+        let paths = peers.paths();
         let streams = streams.finish()?;
         let mut sharing = Config::new(place, members.all());
         // Copies of what other nodes are the home of need some memory at least, beside what is lent.
@@ -320,27 +324,33 @@ impl SharedGuest {
             tracing::debug!(?losses, "the memory that nodes share is lost");
             failed(failure.into());
         });
-        let shared = SharedMemory::start_with(sharing, memory, peers, depot, failed)?;
+        let memory = SharedMemory::start_with(sharing, memory, peers, depot, failed)?;
         let streams = streams.into_iter();
         let streams = streams.map(|(peer, stream)| (peer.place(), stream));
-        Ok((Self(shared), streams.collect()))
+        Ok((Self { memory, paths }, streams.collect()))
     }
 
     /// What to wait for before a vCPU acts on other nodes other than through this memory.
     #[must_use]
     pub const fn fences(&self) -> &Arc<TableFences> {
-        self.0.fences()
+        self.memory.fences()
     }
 
     /// What a vCPU's thread lets know that it halts.
     #[must_use]
     pub const fn halts(&self) -> &Arc<Halts> {
-        self.0.halts()
+        self.memory.halts()
     }
 
     /// What this node counts.
     #[must_use]
     pub fn stats(&self) -> &Arc<SharingStats> {
-        self.0.stats()
+        self.memory.stats()
+    }
+
+    /// How this memory travels to each other node.
+    #[must_use]
+    pub const fn paths(&self) -> &Arc<Paths> {
+        &self.paths
     }
 }

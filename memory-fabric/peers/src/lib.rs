@@ -18,7 +18,8 @@ use fabric_pages::page::PageBytes;
 
 pub use message::{HomeMessage, PeerLane, PeerMessage};
 pub use tcp::{
-    Channel, RdmaPeers, Secret, SecureStream, Security, Streams, TcpPeers, TcpPeersConfig,
+    Channel, Paths, PeerPath, PeerTransport, RdmaPeers, Secret, SecureStream, Security, Streams,
+    TcpPeers, TcpPeersConfig,
 };
 
 /// Receives the messages of peers, with the page that travels beside a message.

@@ -14,6 +14,7 @@ mod keeper;
 mod link;
 mod outbox;
 mod path;
+mod paths;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,7 @@ use keeper::{Keeper, News};
 use link::{Fault, Link};
 pub use outbox::{UNCONFIRMED_HOME_MAX, UNCONFIRMED_MAX, UNCONFIRMED_PAGES_MAX};
 use path::SESSION;
+pub use paths::{Paths, PeerPath, PeerTransport};
 pub use streams::Streams;
 use upgrade::Upgrades;
 
@@ -62,6 +64,7 @@ pub struct TcpPeers {
     grace: Duration,
     /// What rings are made with; `None` for none.
     upgrades: Option<Arc<Upgrades>>,
+    paths: Arc<Paths>,
     /// Why a connection was not accepted last.
     refused: Option<String>,
 }
@@ -119,8 +122,15 @@ impl TcpPeers {
             links,
             grace: config.grace,
             upgrades,
+            paths: Arc::default(),
             refused: None,
         })
+    }
+
+    /// How messages travel to each peer, now and later.
+    #[must_use]
+    pub fn paths(&self) -> Arc<Paths> {
+        Arc::clone(&self.paths)
     }
 
     /// A member that is not connected.
@@ -151,6 +161,7 @@ impl TcpPeers {
                     return;
                 };
                 tracing::debug!("connected to {peer}");
+                self.paths.note(peer, stream.transport());
                 let mut attached = link.attach(stream, &self.epoll, now);
                 if attached.is_ok() {
                     attached = link.send(&self.epoll, now);

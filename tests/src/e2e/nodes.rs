@@ -147,6 +147,15 @@ fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
         "report: {}",
         guest.report["guest"]
     );
+    let transport = match connected {
+        Connected::Plain => "tcp",
+        Connected::Tls => "tcp+tls",
+        Connected::Rdma => "rdma",
+    };
+    for node in [0, 1] {
+        let peers = &guest.report["nodes"][node]["peers"];
+        ensure!(peers[0]["transport"] == transport, "node {node}: {peers}");
+    }
     let children = context.testbed.host(2);
     let children = children.check(&["sh", "-c", "pidof ssi-hv | wc -w"], SHORT)?;
     ensure!(

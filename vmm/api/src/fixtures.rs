@@ -2,8 +2,9 @@
 
 use crate::report::{
     Boot, Coherence, DrainState, DrainUsed, FaultKind, Faults, Guest, HotPage, HotPageNode,
-    LostUsed, MemoryUsed, Node, NodeState, PathUsed, Percentiles, Prefetch, RateLimited,
-    ReplicasUsed, Role, SealingUsed, Stages, Traffic, TrafficClass, Transfers, TransportUsed,
+    LostUsed, MemoryUsed, Node, NodeState, PathUsed, Peer, PeerTransport, Percentiles, Prefetch,
+    RateLimited, ReplicasUsed, Role, SealingUsed, Stages, Traffic, TrafficClass, Transfers,
+    TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -285,6 +286,20 @@ fn transfers(reads: u64) -> Transfers {
     }
 }
 
+/// How one of three nodes is connected: the first one by RDMA.
+fn peers_of(id: u32) -> Vec<Peer> {
+    let others = (0..3).filter(|node| *node != id);
+    let peer = others.map(|node| Peer {
+        node,
+        transport: match node.min(id) {
+            0 => PeerTransport::Rdma,
+            _ => PeerTransport::Tls,
+        },
+        connections: 1 + node + id,
+    });
+    peer.collect()
+}
+
 /// The status of a VM with 4 vCPUs on 3 nodes, one of which does not report.
 #[must_use]
 pub fn status_of_nodes() -> VmStatus {
@@ -297,6 +312,7 @@ pub fn status_of_nodes() -> VmStatus {
             cpus: cpus.to_vec(),
             state: Some(state),
             round_trip_us: (id > 0).then_some(52.0),
+            peers: peers_of(id),
             counted_s_ago: (id > 0).then_some(0.4),
             transfers: Some(transfers(100 * u64::from(id + 1))),
             ..Node::default()

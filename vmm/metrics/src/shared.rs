@@ -57,6 +57,28 @@ pub(super) fn add(all: &mut Families, status: &VmStatus, times: &[NodeTimes]) {
         "Its shortest round trip to node 0 in the last second; absent for node 0.",
         each(&nodes, |now| Some(now.node.round_trip_us? / 1e6)),
     );
+    let peers = nodes.iter().flat_map(|now| {
+        now.node.peers.iter().map(|peer| {
+            let labels = vec![label(now.node.id), ("peer", peer.node.to_string())];
+            (labels, peer)
+        })
+    });
+    let peers: Vec<_> = peers.collect();
+    all.gauges(
+        "ssi_hv_compute_peer_info",
+        "How memory travels from the node to another one: always 1, with the transport as a label.",
+        peers.iter().map(|(labels, peer)| {
+            let transport = ("transport", peer.transport.name().to_owned());
+            ([&labels[..], &[transport]].concat(), 1.0)
+        }),
+    );
+    all.counters(
+        "ssi_hv_compute_peer_connections_total",
+        "Connections for that; more than one after others broke.",
+        peers
+            .iter()
+            .map(|(labels, peer)| (labels.clone(), peer.connections.into())),
+    );
     let vcpus = nodes.iter().flat_map(|now| {
         STATES.map(|(state, name)| {
             let of_node = status.vcpus.iter().filter(|cpu| cpu.node == now.node.id);

@@ -174,6 +174,7 @@ fn names_follow_the_conventions_of_prometheus() {
             "from",
             "reason",
             "member",
+            "peer",
         ];
         assert!(
             labels.iter().all(|label| known.contains(&label.as_str())),

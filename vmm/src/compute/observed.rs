@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use memory_fabric::compute::SharingStats;
+use memory_fabric::compute::{self, Paths, SharedGuest, SharingStats};
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::Summary;
 use serde::{Deserialize, Serialize};
 
 use crate::instance::{distribution, percentiles};
 use crate::machine::{Activity, NodeFacts, REPORT_BYTES_MAX, Reporter, VcpuThread};
-use crate::report::{Distribution, Transfers};
+use crate::report::{Distribution, Peer, PeerTransport, Transfers};
 use crate::status::VcpuState;
 
 /// Limit of pages in a report.
@@ -29,6 +29,39 @@ pub struct HotPageHere {
     pub earlier_max: u32,
 }
 
+/// What is known here of the memory that nodes share.
+#[derive(Clone, Debug, Default)]
+pub struct Watched {
+    /// What this node counts.
+    pub stats: Arc<SharingStats>,
+    /// How the memory travels to each other node.
+    pub paths: Arc<Paths>,
+}
+
+impl From<&SharedGuest> for Watched {
+    fn from(shared: &SharedGuest) -> Self {
+        Self {
+            stats: Arc::clone(shared.stats()),
+            paths: Arc::clone(shared.paths()),
+        }
+    }
+}
+
+impl Watched {
+    fn peers(&self) -> Vec<Peer> {
+        let peers = self.paths.now().map(|path| Peer {
+            node: path.peer.place().into(),
+            transport: match path.transport {
+                compute::PeerTransport::Tcp => PeerTransport::Tcp,
+                compute::PeerTransport::SecureTcp => PeerTransport::Tls,
+                compute::PeerTransport::Rdma => PeerTransport::Rdma,
+            },
+            connections: path.connections,
+        });
+        peers.collect()
+    }
+}
+
 /// A node, as it reports itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
@@ -44,12 +77,16 @@ pub struct Observed {
     pub vcpus: Vec<(u32, VcpuState, Option<u64>)>,
     /// The shortest round trip to the primary in the last second, in microseconds.
     pub round_trip_us: Option<f64>,
+    /// How memory travels to the other nodes.
+    #[serde(default)]
+    pub peers: Vec<Peer>,
 }
 
 impl Observed {
-    /// Reads the counters of this node.
+    /// Reads what is known of this node.
     #[must_use]
-    pub fn now(stats: &SharingStats, vcpus: &[VcpuThread]) -> Self {
+    pub fn now(watched: &Watched, vcpus: &[VcpuThread]) -> Self {
+        let stats = &*watched.stats;
         let (hold, request) = (stats.hold.summary(), stats.request.summary());
         Self {
             transfers: transfers(stats, &hold, &request),
@@ -58,6 +95,7 @@ impl Observed {
             hottest: hottest(stats),
             vcpus: vcpus.iter().map(|vcpu| vcpu_now(stats, *vcpu)).collect(),
             round_trip_us: None,
+            peers: watched.peers(),
         }
     }
 }
@@ -118,7 +156,7 @@ fn transfers(stats: &SharingStats, hold: &Summary, request: &Summary) -> Transfe
 
 /// Makes the reports of a node that is not the primary.
 #[derive(Debug)]
-pub struct SharingReporter(pub Arc<SharingStats>);
+pub struct SharingReporter(pub Watched);
 
 impl Reporter for SharingReporter {
     fn report(&self, facts: &NodeFacts) -> Vec<u8> {
@@ -146,8 +184,9 @@ mod tests {
 
     #[test]
     fn every_counter_of_a_node_changes_what_it_reports() {
-        let stats = SharingStats::default();
-        let empty = Observed::now(&stats, &[]);
+        let watched = Watched::default();
+        let stats = &watched.stats;
+        let empty = Observed::now(&watched, &[]);
         let before = serde_json::to_value(empty.transfers).expect("JSON");
         for counter in [
             &stats.faults,
@@ -177,7 +216,7 @@ mod tests {
         stats.merged_tables.set(1);
         stats.hold.record(Duration::from_micros(5));
         stats.request.record(Duration::from_micros(5));
-        let observed = Observed::now(&stats, &[]);
+        let observed = Observed::now(&watched, &[]);
         let after = serde_json::to_value(observed.transfers).expect("JSON");
         let fields = before.as_object().expect("an object");
         assert_eq!(fields.len(), 25);
@@ -189,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_report_is_read_as_it_was_made_and_fits() {
-        let stats = Arc::new(SharingStats::default());
+        let watched = Watched::default();
+        let stats = &watched.stats;
         stats.reads.add(7);
         // Every bucket that a hold can have.
         for power in 0..40 {
@@ -208,7 +248,7 @@ mod tests {
             vcpus: (0..3).map(vcpu).collect(),
             clock: None,
         };
-        let reporter = SharingReporter(Arc::clone(&stats));
+        let reporter = SharingReporter(watched.clone());
         let bytes = reporter.report(&facts);
         assert!(bytes.len() <= REPORT_BYTES_MAX, "{} bytes", bytes.len());
         let found: Observed = serde_json::from_slice(&bytes).expect("is read");

@@ -124,7 +124,7 @@ fn run() -> Result<()> {
     )?;
     let clock = joined.clock.context("the primary is not among the nodes")?;
     tracing::debug!(?clock, "compared with the clock of the primary");
-    let reporter = Box::new(SharingReporter(Arc::clone(joined.shared.stats())));
+    let reporter = Box::new(SharingReporter((&joined.shared).into()));
     let secondary = Secondary::new(SecondaryConfig {
         reporter,
         nodes: joined.nodes,

@@ -252,7 +252,7 @@ impl OtherNodes {
                     addresses.collect(),
                     memory.collect(),
                     owners,
-                    Arc::clone(shared.stats()),
+                    (&shared).into(),
                     lost,
                 ));
                 links.observer = Some(Arc::clone(&seen) as _);

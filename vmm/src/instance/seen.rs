@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use memory_fabric::compute::SharingStats;
-
-use crate::compute::Observed;
+use crate::compute::{Observed, Watched};
 use crate::machine::{MachineHandle, Observer};
 use crate::report::{
-    Coherence, Distribution, HOTTEST_MAX, HotPage, HotPageNode, Node, NodeState, Percentiles, Role,
-    Transfers,
+    Coherence, Distribution, HOTTEST_MAX, HotPage, HotPageNode, Node, NodeState, Peer, Percentiles,
+    Role, Transfers,
 };
 use crate::status::{VcpuNow, VcpuState};
 
@@ -39,7 +37,7 @@ pub struct NodesSeen {
     addresses: Vec<String>,
     memory_bytes: Vec<u64>,
     owners: Vec<u8>,
-    stats: Arc<SharingStats>,
+    watched: Watched,
     /// The node whose loss ended the VM.
     lost: Arc<OnceLock<u8>>,
     state: Mutex<State>,
@@ -70,13 +68,13 @@ impl Observer for NodesSeen {
 }
 
 impl NodesSeen {
-    /// Nothing is known yet but where the nodes and their vCPUs are, and what this node counts. `lost`
+    /// Nothing is known yet but where the nodes and their vCPUs are, and what this node knows. `lost`
     /// is set when the memory of a node is lost.
     pub fn new(
         addresses: Vec<String>,
         memory_bytes: Vec<u64>,
         owners: Vec<u8>,
-        stats: Arc<SharingStats>,
+        watched: Watched,
         lost: Arc<OnceLock<u8>>,
     ) -> Self {
         let state = State {
@@ -87,7 +85,7 @@ impl NodesSeen {
             addresses,
             memory_bytes,
             owners,
-            stats,
+            watched,
             lost,
             state: Mutex::new(state),
         }
@@ -137,7 +135,7 @@ impl NodesSeen {
     /// What all nodes do; the vCPUs of this node are those of `machine`.
     pub fn now(&self, machine: Option<&MachineHandle>, is_paused: bool) -> Reported {
         let threads = machine.map(MachineHandle::vcpu_threads).unwrap_or_default();
-        let here = Observed::now(&self.stats, &threads);
+        let here = Observed::now(&self.watched, &threads);
         let lost = self.lost.get().copied();
         let (seen, has_ended) = {
             let state = self.lock();
@@ -205,6 +203,14 @@ impl NodesSeen {
         }
     }
 
+    /// How memory travels from a node to each other one, which it can only say once.
+    fn peers(&self, place: u8, from: &Observed) -> Vec<Peer> {
+        let others = (0..).take(self.addresses.len() + 1);
+        let others = others.filter(|other| *other != u32::from(place));
+        let said = |other| from.peers.iter().find(|peer| peer.node == other).copied();
+        others.filter_map(said).collect()
+    }
+
     fn node(
         &self,
         place: u8,
@@ -228,6 +234,7 @@ impl NodesSeen {
             cpus: cpus.map(|(cpu, _)| cpu).collect(),
             state: Some(state),
             round_trip_us: from.round_trip_us,
+            peers: self.peers(place, from),
             counted_s_ago: index.and(age).map(|age| age.as_secs_f64()),
             transfers: Some(from.transfers),
             ..Node::default()
@@ -350,9 +357,11 @@ impl Hottest {
 mod tests {
     use super::*;
     use crate::compute::observed::HotPageHere;
+    use crate::report::PeerTransport;
 
     fn seen() -> NodesSeen {
-        let stats = Arc::new(SharingStats::default());
+        let watched = Watched::default();
+        let stats = &watched.stats;
         stats.reads.add(3);
         stats.hold.record(Duration::from_micros(10));
         let addresses = vec!["b:7000".to_owned(), "c:7000".to_owned()];
@@ -360,7 +369,7 @@ mod tests {
             addresses,
             vec![1 << 30; 4],
             vec![0, 1, 1, 2],
-            stats,
+            watched,
             Arc::default(),
         )
     }
@@ -371,6 +380,11 @@ mod tests {
             reads,
             writes: 1,
             earlier_max: 2,
+        };
+        let peer = |node| Peer {
+            node,
+            transport: PeerTransport::Rdma,
+            connections: 2,
         };
         Observed {
             transfers: Transfers {
@@ -387,6 +401,8 @@ mod tests {
                 (99, VcpuState::Halted, None),
             ],
             round_trip_us: Some(51.5),
+            // Of itself, twice of another node, and of none.
+            peers: [1, 0, 0, 99].map(peer).to_vec(),
             ..Observed::default()
         }
     }
@@ -413,6 +429,8 @@ mod tests {
             (now.nodes[0].round_trip_us, now.nodes[1].round_trip_us),
             (None, Some(51.5))
         );
+        let peers = now.nodes[1].peers.iter().map(|peer| peer.node);
+        assert_eq!(peers.collect::<Vec<_>>(), [0]);
         assert_eq!(now.coherence.total.reads, u64::MAX, "no overflow");
         let total = now.coherence.total;
         assert!((1000.0 - total.hold_us.p50).abs() < 0.1, "{total:?}");

@@ -70,11 +70,12 @@ fn a_drain_has_a_line_with_its_progress_and_why_it_failed() {
 #[test]
 fn a_vm_on_several_nodes_shows_them_and_what_its_vcpus_wait_for() {
     let text = screen::vm(&status_of_nodes());
-    assert!(text.lines().count() <= 30, "{text}");
+    assert!(text.lines().count() <= 31, "{text}");
     for part in [
         "0    0-1      up             600      400      700      10        -  -\n",
         "1    2        up            1200      800     1400      10     52.0  10.0.0.1:7000\n",
         "2    3        silent        1800",
+        "travels    0-1 rdma  0-2 rdma  1-2 tcp+tls\n",
         "shared     600 reads, 1200 writes, 1800 upgrades; 8 invalidations\n",
         "2400 pages moved, 5 from home, 6 zero; 14 split blocks of 2 MiB\n",
         "vCPUs      0 on 0: running  1 on 0: waits for 0x2a10000  2 on 1: halted",

@@ -11,11 +11,13 @@ use super::format::{count, time};
 use super::rates::NodeRates;
 use super::screen::shortened;
 use crate::report::{Coherence, Role};
-use crate::status::screen::shared::{hottest, round_trip, state_of, totals, vcpus, work};
+use crate::status::screen::shared::{hottest, paths, round_trip, state_of, totals, vcpus, work};
 use crate::status::{NodeNow, VmStatus};
 
 /// Rows of the rate and its history.
 const RATE_ROWS: u16 = 3;
+/// Most rows of the list of pairs of nodes.
+const PATH_ROWS_MAX: usize = 2;
 /// Most rows of the list of vCPUs.
 const VCPU_ROWS_MAX: usize = 4;
 
@@ -33,6 +35,9 @@ impl View {
         self.draw_rate(frame, rate);
         let mut lines = self.compute_lines(status, rest.width);
         let plain = |text: String| Line::from(shortened(text, rest.width));
+        let mut of_paths = paths(status, rest.width.into());
+        of_paths.truncate(PATH_ROWS_MAX);
+        lines.extend(of_paths.into_iter().map(plain));
         lines.extend(totals(coherence).into_iter().map(plain));
         let mut of_vcpus = vcpus(&status.vcpus, rest.width.into());
         of_vcpus.truncate(VCPU_ROWS_MAX);

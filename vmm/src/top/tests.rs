@@ -186,6 +186,7 @@ fn a_vm_on_several_nodes_has_rates_of_each_and_what_its_vcpus_wait_for() {
         let expected = ["1", "2", "up", "10/s", "4/s", "3/s", "2/s", "52.0", "us"];
         assert_eq!(node[..9], expected, "{text}");
         assert!(words(&text, "2  ").contains(&"silent"), "{text}");
+        assert!(text.contains("0-2 rdma  1-2 tcp+tls"), "{text}");
         assert!(text.contains("1 on 0: waits for 0x2a10000"), "{text}");
         assert!(
             text.contains("hot pages  0x2a10000 moved 5898 times"),

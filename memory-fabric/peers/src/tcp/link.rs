@@ -14,6 +14,8 @@ use fabric_pages::page::PageBytes;
 use super::frame::Sequences;
 use super::outbox::{Head, Outbox};
 use super::path::Path;
+#[cfg(test)]
+use super::paths::PeerTransport;
 use crate::codec::Bounds;
 use crate::message::{PeerLane, PeerMessage};
 use crate::ring::is_offence;
@@ -156,7 +158,7 @@ impl Link {
     #[cfg(test)]
     pub(super) fn has_rings(&self) -> bool {
         let connection = self.connection.as_ref();
-        connection.is_some_and(|one| one.stream.has_rings())
+        connection.is_some_and(|one| one.stream.transport() == PeerTransport::Rdma)
     }
 
     /// Both ends of the connection, if there is one.

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::epoll;
 
 use super::channel::Channel;
+use super::paths::PeerTransport;
 use crate::ring::{RingStream, offence};
 
 /// Marks events of a connection over which rings were set up.
@@ -92,9 +93,13 @@ impl Path {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn has_rings(&self) -> bool {
-        matches!(self, Self::Rings(_))
+    /// What carries the frames.
+    pub(super) const fn transport(&self) -> PeerTransport {
+        match self {
+            Self::Socket(Channel::Plain(_)) => PeerTransport::Tcp,
+            Self::Socket(Channel::Secure(_)) => PeerTransport::SecureTcp,
+            Self::Rings(_) => PeerTransport::Rdma,
+        }
     }
 
     /// Whether this is rings that are at an end by themselves, and not with their session.

@@ -9,7 +9,8 @@ use fabric_homes::NodeId;
 use fabric_identity::Fingerprint;
 use fabric_identity::pinned::PinnedIdentity;
 use fabric_peers::{
-    PeerError, PeerMessage, Peers, Secret, Security, Streams, TcpPeers, TcpPeersConfig,
+    PeerError, PeerMessage, PeerTransport, Peers, Secret, Security, Streams, TcpPeers,
+    TcpPeersConfig,
 };
 use fabric_test_support::*;
 use memory_fabric::compute::TlsSecurity;
@@ -208,6 +209,15 @@ fn pages_travel_whole_and_nobody_between_the_nodes_sees_them() {
         let mut one = connect(through, security(0)).expect("connected");
         let mut other = node.join().expect("no panic").expect("connected");
         exchange(&mut one, &mut other, PAGES, || ());
+        let transport = match secured {
+            true => PeerTransport::SecureTcp,
+            false => PeerTransport::Tcp,
+        };
+        for peers in [&one, &other] {
+            let paths: Vec<_> = peers.paths().now().collect();
+            let now = paths.iter().map(|path| (path.transport, path.connections));
+            assert_eq!(now.collect::<Vec<_>>(), [(transport, 1)], "{paths:?}");
+        }
         let seen = seen.lock().expect("no panic");
         assert!(seen.len() > 2000 * PAGE_SIZE, "only {} bytes", seen.len());
         assert_eq!(has(&seen, b"a marker"), !secured, "secured: {secured}");

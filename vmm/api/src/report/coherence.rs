@@ -25,6 +25,45 @@ pub enum NodeState {
     Lost,
 }
 
+/// What carries memory between two nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub enum PeerTransport {
+    /// TCP, unencrypted.
+    #[serde(rename = "tcp")]
+    Tcp,
+    /// TCP under TLS.
+    #[serde(rename = "tcp+tls")]
+    Tls,
+    /// RDMA.
+    #[serde(rename = "rdma")]
+    Rdma,
+}
+
+impl PeerTransport {
+    /// Its name in the report.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Tls => "tcp+tls",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+/// How memory travels from a node to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Peer {
+    /// The other node.
+    pub node: u32,
+    /// What the newest connection is made of.
+    pub transport: PeerTransport,
+    /// Connections made so far: more than one after others broke.
+    pub connections: u32,
+}
+
 /// What a node asked for, got and gave of the memory that nodes share. Counts are of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

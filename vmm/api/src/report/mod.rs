@@ -6,7 +6,9 @@
 mod coherence;
 mod details;
 
-pub use coherence::{Coherence, HOTTEST_MAX, HotPage, HotPageNode, NodeState, Transfers};
+pub use coherence::{
+    Coherence, HOTTEST_MAX, HotPage, HotPageNode, NodeState, Peer, PeerTransport, Transfers,
+};
 pub use details::{
     Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, RateLimited,
     TIMELINE_SAMPLES_MAX, Timeline,
@@ -306,6 +308,10 @@ pub struct Node {
     /// and donors.
     #[serde(default)]
     pub round_trip_us: Option<f64>,
+    /// How the memory that nodes share travels to each other node; empty for a donor, and where all
+    /// vCPUs are on one node.
+    #[serde(default)]
+    pub peers: Vec<Peer>,
     /// The age of its `transfers`, in seconds; `null` for node 0 and donors.
     #[serde(default)]
     pub counted_s_ago: Option<f64>,

@@ -25,6 +25,11 @@ fn the_fields_have_the_promised_names() {
         }),
         state: Some(NodeState::Up),
         transfers: Some(Transfers::default()),
+        peers: vec![Peer {
+            node: 1,
+            transport: PeerTransport::Tls,
+            connections: 2,
+        }],
         ..Node::default()
     });
     report.coherence = Some(Coherence {
@@ -113,6 +118,7 @@ fn the_fields_have_the_promised_names() {
             "cpus": [],
             "state": "up",
             "round_trip_us": null,
+            "peers": [{ "node": 1, "transport": "tcp+tls", "connections": 2 }],
             "counted_s_ago": null,
             "transfers": transfers,
             "faults": kind,

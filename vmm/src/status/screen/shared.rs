@@ -1,5 +1,7 @@
 //! The lines of a VM whose vCPUs are on several nodes.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{micros, size};
 use crate::report::{Coherence, HotPage, NodeState, Role};
 use crate::status::{NodeNow, VcpuNow, VcpuState, VmStatus};
@@ -18,6 +20,7 @@ pub fn lines(status: &VmStatus, coherence: &Coherence) -> Vec<String> {
     )];
     lines.extend(status.nodes.iter().map(node));
     lines.push(String::new());
+    lines.extend(paths(status, COLUMNS));
     lines.extend(totals(coherence));
     lines.extend(vcpus(&status.vcpus, COLUMNS));
     lines.extend(hottest(coherence, HOT_SHOWN));
@@ -135,6 +138,41 @@ pub fn totals(coherence: &Coherence) -> Vec<String> {
             total.merged_tables, total.table_changes, total.held_for_tables
         ),
     ]
+}
+
+/// Describes how memory travels between nodes, in lines of at most so many columns: the pairs are
+/// named where they differ.
+pub fn paths(status: &VmStatus, columns: usize) -> Vec<String> {
+    let mut pairs = BTreeMap::new();
+    for now in &status.nodes {
+        let id = now.node.id;
+        for peer in &now.node.peers {
+            let pair = (id.min(peer.node), id.max(peer.node));
+            // Both ends say the same, but for a moment after a new connection.
+            pairs.entry(pair).or_insert(peer.transport.name());
+        }
+    }
+    let all: BTreeSet<_> = pairs.values().copied().collect();
+    let names = match all.len() {
+        0 => return Vec::new(),
+        1 => all.into_iter().map(str::to_owned).collect(),
+        _ => {
+            let pairs = pairs.iter();
+            let named = pairs.map(|((one, other), name)| format!("{one}-{other} {name}"));
+            named.collect::<Vec<_>>()
+        }
+    };
+    let mut lines = Vec::new();
+    let mut line = format!("{:<9}", "travels");
+    for name in names {
+        if line.len() + 2 + name.len() > columns {
+            lines.push(std::mem::replace(&mut line, " ".repeat(9)));
+        }
+        line += "  ";
+        line += &name;
+    }
+    lines.push(line);
+    lines
 }
 
 /// Describes what each vCPU does, in lines of at most so many columns.

@@ -214,7 +214,12 @@ fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
             < 3.5
     );
     assert!(status["coherence"]["total"].is_object());
+    for (node, other) in [(0, 1), (1, 0)] {
+        let expected = json!([{"node": other, "transport": "tcp", "connections": 1}]);
+        assert_eq!(status["nodes"][node]["peers"], expected, "{status}");
+    }
     let text = place.printed(&["status", "two"]);
+    assert!(text.contains("\ntravels    tcp\n"), "{text}");
     assert!(
         text.contains("vCPUs      0 on 0: halted  1 on 1: offline"),
         "{text}"
@@ -222,6 +227,7 @@ fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
     let metrics = metrics_of(&place, &vm);
     for series in [
         "ssi_hv_compute_up{node=\"1\"} 1",
+        "ssi_hv_compute_peer_info{node=\"1\",peer=\"0\",transport=\"tcp\"} 1",
         "ssi_hv_compute_vcpus{node=\"1\",state=\"offline\"} 1",
     ] {
         assert!(metrics.contains(series), "{series} in {metrics}");

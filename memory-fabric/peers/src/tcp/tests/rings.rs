@@ -44,6 +44,15 @@ fn has_rings(peers: &TcpPeers, other: usize) -> bool {
     peers.links[other].as_ref().expect("a link").has_rings()
 }
 
+/// What carries messages to the other node of two, and how many connections were made.
+fn path(peers: &TcpPeers) -> (PeerTransport, u32) {
+    let paths: Vec<_> = peers.paths().now().collect();
+    let [one] = paths[..] else {
+        panic!("two nodes: {paths:?}");
+    };
+    (one.transport, one.connections)
+}
+
 #[test]
 fn every_message_through_rings_arrives_once_in_the_order_of_its_lane() {
     let faults = RingFaults {
@@ -121,6 +130,7 @@ fn ends_of_adapters_are_given_back() {
     let rings = healthy();
     let both = connected([rdma(&rings, false), rdma(&rings, false)]);
     assert!(has_rings(&both[0], 1) && has_rings(&both[1], 0));
+    assert_eq!(both.each_ref().map(path), [(PeerTransport::Rdma, 1); 2]);
     assert_eq!(rings.ends(), 2);
     drop(both);
     let deadline = Instant::now() + LIMIT;
@@ -157,6 +167,7 @@ fn tcp_takes_the_place_of_rings_that_cannot_be_made() {
     ] {
         let use_of = |rings: Option<SimulatedRings>| rings.and_then(|rings| rdma(&rings, false));
         let mut both = connected([use_of(one), use_of(other)]);
+        assert_eq!(both.each_ref().map(path), [(PeerTransport::Tcp, 1); 2]);
         assert!(!has_rings(&both[0], 1) && !has_rings(&both[1], 0));
         exchange(&mut both);
     }
@@ -174,6 +185,11 @@ fn rings_that_break_again_and_again_are_not_made_any_more_unless_demanded() {
             rings.break_all();
             assert_eq!(reconnect(&mut both, before), None);
         }
+        let now = match is_demanded {
+            true => PeerTransport::Rdma,
+            false => PeerTransport::Tcp,
+        };
+        assert_eq!(both.each_ref().map(path), [(now, 4); 2]);
         assert_eq!(has_rings(&both[0], 1), is_demanded);
         assert_eq!(has_rings(&both[1], 0), is_demanded);
         exchange(&mut both);
