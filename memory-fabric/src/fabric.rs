@@ -268,13 +268,10 @@ impl Fabric {
         self.engine.as_ref()?.hotplug().cloned()
     }
 
-    /// Drains donors. `None` when all memory is local, or has replicas.
+    /// Drains donors. `None` when all memory is local.
     #[must_use]
     pub fn drains(&self) -> Option<Drains> {
-        let engine = self.engine.as_ref();
-        engine
-            .filter(|_| self.view.vm().replicas.is_none())
-            .map(Engine::drains)
+        self.engine.as_ref().map(Engine::drains)
     }
 
     /// What pages of remote faults came by at the start.

@@ -235,8 +235,7 @@ impl FabricView {
         let donors = donors.map(|(link, (lent_by, stats))| NodeSummary {
             id: self.vm.nodes.node_at(link),
             address: lent_by.address,
-            memory_bytes: (self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link)) << PAGE_SHIFT)
-                + lent_by.shared_bytes,
+            memory_bytes: self.homes_at(link) + lent_by.shared_bytes,
             is_sealed: lent_by.is_sealed,
             pages_fetched: stats.pages_fetched.get(),
             pages_written_back: stats.pages_written_back.get(),
@@ -249,6 +248,15 @@ impl FabricView {
             own_count: lent_by.own_count,
         });
         std::iter::once(here).chain(donors).collect()
+    }
+
+    /// Returns the guest's memory whose home, or first copy, is at a donor.
+    fn homes_at(&self, link: usize) -> u64 {
+        let donor = u8::try_from(link).expect("a few links");
+        match &self.vm.replicas {
+            Some(set) => u64::from(set.copies().first_copies_at(donor)) * BLOCK_BYTES,
+            None => self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link)) << PAGE_SHIFT,
+        }
     }
 
     /// Returns the memory of this node that was added to the guest.
@@ -307,7 +315,8 @@ impl FabricView {
         let set = self.vm.replicas.as_ref()?;
         let copies = set.copies();
         let donors = (0..=u8::MAX).zip(self.vm.nodes.all());
-        let out = donors.filter(|(donor, _)| copies.is_out(*donor));
+        let is_out = |donor: u8| copies.is_out(donor) && !copies.has_left(donor);
+        let out = donors.filter(|(donor, _)| is_out(*donor));
         Some(ReplicaSummary {
             bytes: u64::from(copies.blocks()) * BLOCK_BYTES,
             degraded_bytes: u64::from(copies.degraded()) * BLOCK_BYTES,

@@ -11,6 +11,7 @@
 //!        stale -- repair begins --> being filled     from here on it receives all write-backs
 //!        being filled -- 512 pages copied --> valid
 //!        (donor is lost) --> stale, in another place
+//!        (donor leaves) --> valid, in another place; see [`leave`]
 //! ```
 //!
 //! **No wrong byte.** Three threads read: fault thread, prefetcher and evictor (for repairs). Only
@@ -22,7 +23,11 @@
 //! An answer of a donor that went out after the request is valid as well: the page is held, so the
 //! bytes there are those of the last write-back.
 
+mod leave;
+
 use crate::placement::Place;
+use leave::Leaving;
+pub use leave::{LeaveError, NextMove};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -100,12 +105,47 @@ fn from_word(word: u64) -> [Copy; 2] {
 }
 
 /// The slots of a donor that hold nothing.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Loan {
     used: u32,
     slots: u32,
+    /// Slots below `used` that hold nothing any more, but bytes that were copied there.
+    spare: Vec<u32>,
     /// Whether the donor will not return.
     lost: bool,
+    /// Whether that is because it was to leave.
+    left: bool,
+}
+
+impl Loan {
+    /// Returns the number of slots for another copy.
+    fn room(&self) -> u32 {
+        self.slots - self.used + u32::try_from(self.spare.len()).expect("23 bits")
+    }
+
+    /// Takes a slot, and whether it is all zero.
+    fn take(&mut self) -> Option<(u32, bool)> {
+        if self.used < self.slots {
+            self.used += 1;
+            return Some((self.used - 1, true));
+        }
+        Some((self.spare.pop()?, false))
+    }
+}
+
+/// What changes under the lock.
+#[derive(Debug)]
+struct Ledger {
+    loans: Vec<Loan>,
+    /// The donor that leaves.
+    leaving: Option<Leaving>,
+}
+
+impl Ledger {
+    fn is_leaving(&self, donor: u8) -> bool {
+        let leaving = self.leaving.as_ref();
+        leaving.is_some_and(|leaving| leaving.donor == donor)
+    }
 }
 
 /// The copies of all blocks, and the donors.
@@ -117,7 +157,7 @@ pub struct Copies {
     /// Number of changes of donors.
     changes: AtomicU32,
     /// Orders all changes.
-    loans: Mutex<Vec<Loan>>,
+    ledger: Mutex<Ledger>,
 }
 
 /// Why a donor cannot go out: a block has its only readable copy there.
@@ -157,18 +197,24 @@ impl Copies {
         let loans = slots.iter().zip(used).map(|(&slots, &used)| Loan {
             used,
             slots,
+            spare: Vec::new(),
             lost: false,
+            left: false,
         });
+        let ledger = Ledger {
+            loans: loans.collect(),
+            leaving: None,
+        };
         Self {
             words: words.map(AtomicU64::new).collect(),
             out: slots.iter().map(|_| AtomicBool::new(false)).collect(),
             changes: AtomicU32::new(0),
-            loans: Mutex::new(loans.collect()),
+            ledger: Mutex::new(ledger),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Loan>> {
-        self.loans.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of blocks.
@@ -263,22 +309,22 @@ impl Copies {
 
     /// Records that a donor that is out will not return, so that its copies get other places.
     pub fn lose(&self, donor: u8) {
-        self.lock()[usize::from(donor)].lost = true;
+        self.lock().loans[usize::from(donor)].lost = true;
         self.note_change();
     }
 
     /// Returns whether a donor will not return.
     #[must_use]
     pub fn is_lost(&self, donor: u8) -> bool {
-        self.lock()[usize::from(donor)].lost
+        self.lock().loans[usize::from(donor)].lost
     }
 
     /// Uses a donor again that was out: all its copies are stale, until they are filled. The caller
     /// repairs, and has no request to this donor outstanding. Returns false if it is lost, or is
     /// not out.
     pub fn readmit(&self, donor: u8) -> bool {
-        let loans = self.lock();
-        if loans[usize::from(donor)].lost || !self.is_out(donor) {
+        let ledger = self.lock();
+        if ledger.loans[usize::from(donor)].lost || !self.is_out(donor) {
             return false;
         }
         for block in 0..self.blocks() {
@@ -301,9 +347,10 @@ impl Copies {
 
     /// Begins the next repair, from this block on: the first copy that is stale, on a donor in use,
     /// with a valid other copy. A copy on a lost donor gets another place if a donor has room. The
-    /// copy receives write-backs from then on.
+    /// copy receives write-backs from then on. Copies on a donor that leaves are not filled: they
+    /// are moved.
     pub fn begin_repair(&self, from: u32) -> Option<Repair> {
-        let mut loans = self.lock();
+        let mut ledger = self.lock();
         (from..self.blocks()).find_map(|block| {
             let mut copies = self.of(block);
             for (at, other) in [(0, 1), (1, 0)] {
@@ -311,14 +358,17 @@ impl Copies {
                 if self.is_valid(copies[at]) || !self.is_valid(copies[other]) {
                     continue;
                 }
-                if loans[usize::from(donor)].lost {
+                if ledger.loans[usize::from(donor)].lost {
                     let avoided = copies[other].place.donor;
-                    let Some(place) = self.free_place(&mut loans, avoided) else {
+                    let Some((place, is_empty)) = self.free_place(&mut ledger, avoided) else {
                         continue;
                     };
-                    let state = CopyState::Empty;
+                    let state = match is_empty {
+                        true => CopyState::Empty,
+                        false => CopyState::Stale,
+                    };
                     copies[at] = Copy { place, state };
-                } else if self.is_out(donor) {
+                } else if self.is_out(donor) || ledger.is_leaving(donor) {
                     continue;
                 }
                 let repair = Repair {
@@ -335,15 +385,20 @@ impl Copies {
         })
     }
 
-    /// Takes a slot that was never used, of the donor with the most of them.
-    fn free_place(&self, loans: &mut [Loan], avoided: u8) -> Option<Place> {
-        let usable = (0..=u8::MAX).zip(loans.iter_mut()).filter(|(donor, loan)| {
-            *donor != avoided && !self.is_out(*donor) && !loan.lost && loan.used < loan.slots
-        });
-        let (donor, loan) = usable.max_by_key(|(_, loan)| loan.slots - loan.used)?;
-        let slot = loan.used;
-        loan.used += 1;
-        Some(Place { donor, slot })
+    /// Takes a slot of the donor with the most of them, and whether it is all zero.
+    fn free_place(&self, ledger: &mut Ledger, avoided: u8) -> Option<(Place, bool)> {
+        let leaving = ledger.leaving.as_ref().map(|leaving| leaving.donor);
+        let usable = (0..=u8::MAX)
+            .zip(&mut ledger.loans)
+            .filter(|(donor, loan)| {
+                ![Some(avoided), leaving].contains(&Some(*donor))
+                    && !self.is_out(*donor)
+                    && !loan.lost
+                    && loan.room() > 0
+            });
+        let (donor, loan) = usable.max_by_key(|(_, loan)| loan.room())?;
+        let (slot, is_empty) = loan.take()?;
+        Some((Place { donor, slot }, is_empty))
     }
 
     /// Ends a repair whose pages are all copied: the copy is valid. Returns false if its donor went
@@ -369,6 +424,13 @@ impl Copies {
         let is_degraded = |block: &u32| self.readable(*block).contains(&None);
         let count = (0..self.blocks()).filter(is_degraded).count();
         u32::try_from(count).expect("23 bits")
+    }
+
+    /// Returns the number of blocks whose first copy is on a donor, valid or not.
+    #[must_use]
+    pub fn first_copies_at(&self, donor: u8) -> u32 {
+        let is_there = |block: &u32| self.of(*block)[0].place.donor == donor;
+        u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
     }
 
     /// Returns the number of blocks with a copy on a donor, valid or not.

@@ -15,7 +15,9 @@ mod repair;
 pub mod set;
 pub mod transport;
 
-pub use copies::{Copies, DONORS_MAX};
+pub use copies::{Copies, DONORS_MAX, LeaveError};
 pub use placement::{Place, Placement, capacity};
-pub use set::{Loss, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic};
+pub use set::{
+    LeaveEvent, LeaveObserver, Loss, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic,
+};
 pub use transport::{ReplicatedTransport, Role};

@@ -1,6 +1,7 @@
 //! The connection to one donor among those of a replicated transport.
 
 use fabric_pages::page::PageBytes;
+use fabric_transport::vacant::Vacant;
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use std::collections::VecDeque;
 
@@ -37,6 +38,8 @@ pub(crate) struct Member {
     drops: VecDeque<Purpose>,
     /// Whether the donor is out, as far as this thread has seen.
     pub out: bool,
+    /// Whether it has left, and there is no connection to it.
+    pub has_left: bool,
 }
 
 impl Member {
@@ -48,6 +51,16 @@ impl Member {
             free: (0..most).rev().collect(),
             drops: VecDeque::with_capacity(IN_FLIGHT_MAX),
             out: false,
+            has_left: false,
+        }
+    }
+
+    /// The place of a donor that has left.
+    pub fn left() -> Self {
+        Self {
+            out: true,
+            has_left: true,
+            ..Self::new(Box::new(Vacant))
         }
     }
 

@@ -1,4 +1,5 @@
-//! Filling copies: of a donor that returned, or in another place than a lost one.
+//! Filling copies: of a donor that returned, or in another place than that of a lost donor, or of
+//! one that leaves.
 //!
 //! A copy receives write-backs from the start of its repair on. Its other pages are read from the
 //! valid copy and written, some at a time and at a bounded rate. What could overtake what:
@@ -9,7 +10,7 @@
 //! - A write-back of a page whose copy is on its way is held until that has been confirmed: two
 //!   writes of one page are never outstanding on a connection.
 
-use crate::copies::Repair;
+use crate::copies::{NextMove, Repair};
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
 use crate::transport::{ReplicatedTransport, offset_at};
@@ -56,6 +57,8 @@ struct Copying {
 #[derive(Debug)]
 struct Current {
     repair: Repair,
+    /// Whether the copy will take the place of another, which is in use until then.
+    is_move: bool,
     /// The next page.
     next: u32,
     copying: Vec<Copying>,
@@ -128,6 +131,12 @@ impl Repairs {
         copying.iter_mut().find(|copying| copying.page == page)
     }
 
+    /// Returns the place to which a copy of a block moves: a third one that is written.
+    pub fn third_place(&self, block: u32) -> Option<Place> {
+        let current = self.current.as_ref()?;
+        (current.is_move && current.repair.block == block).then_some(current.repair.to)
+    }
+
     /// Notes that a page is written back to all copies.
     pub fn supersede(&mut self, block: u32, in_block: u64) {
         let Some(current) = &mut self.current else {
@@ -189,14 +198,14 @@ impl Repairs {
         }
     }
 
-    /// Ends what involves a donor that went out.
-    pub fn leave(&mut self, donor: u8, members: &mut [Member]) {
+    /// Ends what involves a donor that went out. Returns a move that is given up.
+    pub fn leave(&mut self, donor: u8, members: &mut [Member]) -> Option<Repair> {
         self.held.retain(|held| held.place.donor != donor);
         let ends = |current: &Current| {
             current.repair.to.donor == donor || current.repair.from.donor == donor
         };
-        if self.current.as_ref().is_some_and(ends) {
-            self.current = None;
+        let ended = self.current.take_if(|current| ends(current));
+        if ended.is_some() {
             for member in members {
                 member.abandon(|purpose| {
                     matches!(purpose, Purpose::CopyRead(_) | Purpose::CopyWrite(_))
@@ -212,6 +221,8 @@ impl Repairs {
         readmission.times_out += 1;
         let delay = self.readmission_unit * ((1 << doublings) - 1);
         readmission.not_before = Some(Instant::now() + delay);
+        let given_up = ended.filter(|current| current.is_move)?;
+        Some(given_up.repair)
     }
 
     /// Takes a page from the allowance.
@@ -257,7 +268,8 @@ impl ReplicatedTransport {
 
     fn readmit(&mut self) {
         for donor in 0..self.members.len() {
-            if !self.members[donor].out || self.set.is_down(donor) {
+            let Member { out, has_left, .. } = self.members[donor];
+            if !out || has_left || self.set.is_down(donor) {
                 continue;
             }
             if !self.members[donor].is_idle() {
@@ -286,16 +298,35 @@ impl ReplicatedTransport {
         let Some(cursor) = repairs.cursor else {
             return false;
         };
-        let Some(repair) = self.set.copies().begin_repair(cursor) else {
-            repairs.cursor = None;
-            if std::mem::take(&mut repairs.has_repaired) && self.set.copies().degraded() == 0 {
-                self.set.note_complete();
+        let copies = self.set.copies();
+        let (repair, is_move) = match copies.begin_repair(cursor) {
+            Some(repair) => (repair, false),
+            None => {
+                if std::mem::take(&mut repairs.has_repaired) && copies.degraded() == 0 {
+                    self.set.note_complete();
+                }
+                // Copies that are missing come first. There are none until something changes.
+                repairs.cursor = Some(copies.blocks());
+                match copies.begin_move() {
+                    NextMove::Begun(repair) => (repair, true),
+                    NextMove::Ended { stayed } => {
+                        self.set.note_left(stayed);
+                        repairs.cursor = None;
+                        return false;
+                    }
+                    NextMove::None => {
+                        repairs.cursor = None;
+                        return false;
+                    }
+                }
             }
-            return false;
         };
-        repairs.cursor = Some(repair.block);
+        if !is_move {
+            repairs.cursor = Some(repair.block);
+        }
         repairs.current = Some(Current {
             repair,
+            is_move,
             next: 0,
             copying: Vec::with_capacity(COPYING_MAX),
         });
@@ -364,11 +395,22 @@ impl ReplicatedTransport {
         if !repairs.current.as_ref().is_some_and(is_complete) || !repairs.held.is_empty() {
             return false;
         }
-        if let Some(current) = repairs.current.take()
-            && self.set.copies().end_repair(&current.repair)
-        {
-            repairs.has_repaired = true;
-            self.set.repaired_blocks.increment();
+        let Some(Current {
+            repair, is_move, ..
+        }) = repairs.current.take()
+        else {
+            return true;
+        };
+        let copies = self.set.copies();
+        match is_move {
+            false if copies.end_repair(&repair) => {
+                repairs.has_repaired = true;
+                self.set.repaired_blocks.increment();
+            }
+            true if copies.end_move(&repair) => self.set.note_moved(),
+            // Its donor went out, which has not been seen here yet.
+            true => copies.give_up_move(&repair),
+            false => {}
         }
         true
     }

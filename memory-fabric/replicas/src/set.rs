@@ -1,11 +1,12 @@
 //! The donors of replicated memory: what their links report, and what follows from it.
 
-use crate::copies::Copies;
+use crate::copies::{Copies, LeaveError};
+use fabric_host::lock;
 use fabric_host::metrics::Counter;
 use fabric_transport::path::PathStats;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A change of redundancy.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -44,6 +45,21 @@ pub trait Traffic: Send + Sync {
     fn fetched(&self, donor: usize, pages: u32);
 }
 
+/// What a donor that leaves reports, on the thread that repairs. Must return soon.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LeaveEvent {
+    /// A copy has moved.
+    Moved,
+    /// The last one that could. So many stayed.
+    Ended {
+        /// Copies that stayed.
+        stayed: u32,
+    },
+}
+
+/// Receives these events.
+pub type LeaveObserver = Box<dyn FnMut(LeaveEvent) + Send>;
+
 /// State of a donor's link.
 #[derive(Clone, Copy, Debug, Default)]
 struct LinkState {
@@ -62,6 +78,11 @@ pub struct ReplicaSet {
     /// Wakes the threads of the pager.
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
     observer: ReplicaObserver,
+    /// That of the donor that leaves.
+    leave_observer: Mutex<Option<LeaveObserver>>,
+    /// For each donor, the transports with a connection to it.
+    connected: Mutex<Vec<u32>>,
+    disconnected: Condvar,
     /// Number of times that a donor went out.
     pub losses: Counter,
     /// Blocks whose second copy was restored.
@@ -86,6 +107,9 @@ impl ReplicaSet {
             paths: (0..donors).map(|_| OnceLock::new()).collect(),
             wake: OnceLock::new(),
             observer,
+            leave_observer: Mutex::new(None),
+            connected: Mutex::new(vec![0; donors]),
+            disconnected: Condvar::new(),
             losses: Counter::default(),
             repaired_blocks: Counter::default(),
         }
@@ -120,7 +144,7 @@ impl ReplicaSet {
     }
 
     fn with_link<T>(&self, donor: usize, change: impl FnOnce(&mut LinkState) -> T) -> T {
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut links = lock(&self.links);
         change(&mut links[donor])
     }
 
@@ -177,6 +201,66 @@ impl ReplicaSet {
         // The thread that repairs finds other places.
         self.wake();
         Loss::OfCopies { was_awaited }
+    }
+
+    /// Begins to move all copies off a donor that is in use, and returns their number. The observer
+    /// receives what happens until the end.
+    ///
+    /// # Errors
+    ///
+    /// See [`LeaveError`]. Nothing has changed then, and the observer is dropped.
+    pub fn leave(&self, donor: usize, observer: LeaveObserver) -> Result<u32, LeaveError> {
+        let mut current = lock(&self.leave_observer);
+        let blocks = self.copies.leave(Self::id(donor))?;
+        *current = Some(observer);
+        drop(current);
+        self.wake();
+        Ok(blocks)
+    }
+
+    /// Ends the use of a donor that holds no copy, and waits until all threads have closed their
+    /// connections to it, so that no answer of it is used. Returns false if it holds one, or after
+    /// the deadline.
+    pub fn retire(&self, donor: usize, deadline: Instant) -> bool {
+        if !self.copies.retire(Self::id(donor)) {
+            return false;
+        }
+        self.wake();
+        let mut connected = lock(&self.connected);
+        while connected[donor] > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.disconnected.wait_timeout(connected, left);
+            connected = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    pub(crate) fn note_moved(&self) {
+        if let Some(observer) = &mut *lock(&self.leave_observer) {
+            observer(LeaveEvent::Moved);
+        }
+    }
+
+    pub(crate) fn note_left(&self, stayed: u32) {
+        let observer = lock(&self.leave_observer).take();
+        if let Some(mut observer) = observer {
+            observer(LeaveEvent::Ended { stayed });
+        }
+    }
+
+    /// A transport with connections to all donors was made.
+    pub(crate) fn note_with(&self, donors: usize) {
+        let mut connected = lock(&self.connected);
+        connected[..donors].iter_mut().for_each(|count| *count += 1);
+    }
+
+    /// A transport has no connection to a donor any more.
+    pub(crate) fn note_without(&self, donor: usize) {
+        lock(&self.connected)[donor] -= 1;
+        self.disconnected.notify_all();
     }
 
     pub(crate) fn is_down(&self, donor: usize) -> bool {

@@ -1,7 +1,7 @@
 //! A transport over the donors of all copies.
 //!
 //! - A write-back goes to both copies and completes when both donors have confirmed it, or one of
-//!   them is out.
+//!   them is out. While a copy moves, it goes to the new place as well.
 //! - A read goes to one copy: to the primary one, or that on a much faster link. If its donor goes
 //!   out, it is posted to the other; if its donor only does not answer for [`READ_STALL`], it is
 //!   posted there too, and the first answer counts.
@@ -132,6 +132,7 @@ impl ReplicatedTransport {
         // Every operation but those without room has a place on a connection, now or before.
         let most = (transports.len() + 2) * IN_FLIGHT_MAX;
         let numbers = u32::try_from(most).expect("a few donors");
+        set.note_with(transports.len());
         Self {
             members: transports.into_iter().map(Member::new).collect(),
             set,
@@ -236,7 +237,8 @@ impl ReplicatedTransport {
     ) -> Result<(), Full> {
         debug_assert_eq!(self.role, Role::Evictor);
         let (block, in_block) = split(offset);
-        let places = self.set.copies().writable(block);
+        let [first, second] = self.set.copies().writable(block);
+        let places = [first, second, self.repairs.third_place(block)];
         let targets = || places.into_iter().flatten();
         let has_room = |place: Place| self.members[usize::from(place.donor)].has_room();
         if !targets().all(has_room) {
@@ -276,25 +278,38 @@ impl ReplicatedTransport {
         self.changes = changes;
         for donor in 0..self.members.len() {
             let id = u8::try_from(donor).expect("at most 64 donors");
-            if !self.set.copies().is_out(id) || self.members[donor].out {
+            if !self.set.copies().is_out(id) {
                 continue;
             }
-            self.members[donor].out = true;
-            self.members[donor].abandon(|_| true);
-            self.repairs.leave(id, &mut self.members);
-            for index in 0..self.operations.len() {
-                let Some(operation) = &mut self.operations[index] else {
-                    continue;
-                };
-                if operation.waits_for & bit(id) == 0 {
-                    continue;
-                }
-                operation.waits_for &= !bit(id);
-                operation.is_half_done |= operation.is_write();
-                if operation.waits_for == 0 {
-                    let index = u32::try_from(index).expect("a few operations");
-                    self.bereft(index, complete);
-                }
+            if !self.members[donor].out {
+                self.leave_one(id, complete);
+            }
+            if !self.members[donor].has_left && self.set.copies().has_left(id) {
+                self.members[donor] = Member::left();
+                self.set.note_without(donor);
+            }
+        }
+    }
+
+    fn leave_one(&mut self, donor: u8, complete: &mut dyn FnMut(Completion<'_>)) {
+        let member = &mut self.members[usize::from(donor)];
+        member.out = true;
+        member.abandon(|_| true);
+        if let Some(given_up) = self.repairs.leave(donor, &mut self.members) {
+            self.set.copies().give_up_move(&given_up);
+        }
+        for index in 0..self.operations.len() {
+            let Some(operation) = &mut self.operations[index] else {
+                continue;
+            };
+            if operation.waits_for & bit(donor) == 0 {
+                continue;
+            }
+            operation.waits_for &= !bit(donor);
+            operation.is_half_done |= operation.is_write();
+            if operation.waits_for == 0 {
+                let index = u32::try_from(index).expect("a few operations");
+                self.bereft(index, complete);
             }
         }
     }
@@ -317,6 +332,18 @@ impl ReplicatedTransport {
                 break;
             }
             self.unposted.pop_front();
+        }
+    }
+}
+
+impl Drop for ReplicatedTransport {
+    fn drop(&mut self) {
+        for (donor, member) in self.members.drain(..).enumerate() {
+            let has_left = member.has_left;
+            drop(member);
+            if !has_left {
+                self.set.note_without(donor);
+            }
         }
     }
 }

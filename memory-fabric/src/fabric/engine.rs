@@ -216,6 +216,7 @@ impl Engine {
             sealer,
             leases: leases.clone(),
             boot_events,
+            replicas: vm.replicas.clone(),
             drain: Arc::clone(&vm.drain),
             shared,
         };

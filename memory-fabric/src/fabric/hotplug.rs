@@ -24,6 +24,7 @@ use crate::wire::TrafficClass;
 pub(in crate::fabric) use boot_events::BootEvents;
 use crossbeam_channel::Sender;
 pub use drain::{DrainError, Drains};
+use fabric_replicas::ReplicaSet;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -93,6 +94,8 @@ pub(super) struct Inner {
     /// The leases of the guest's start, and their events.
     leases: Leases,
     boot_events: BootEvents,
+    /// `None` without replicas.
+    replicas: Option<Arc<ReplicaSet>>,
     drain: LastDrain,
     /// For each link, the first slot of the loan that was never a home.
     next_slots: Mutex<HashMap<usize, u32>>,
@@ -143,6 +146,7 @@ pub(super) struct Parts {
     pub sealer: Arc<Sealer>,
     pub leases: Leases,
     pub boot_events: BootEvents,
+    pub replicas: Option<Arc<ReplicaSet>>,
     pub drain: LastDrain,
 }
 
@@ -159,6 +163,7 @@ impl Hotplug {
             sealer,
             leases,
             boot_events,
+            replicas,
             drain,
         } = parts;
         let none = PageRange::new(PageIndex::new(0), 0);
@@ -189,6 +194,7 @@ impl Hotplug {
             sealer,
             leases,
             boot_events,
+            replicas,
             drain,
             next_slots: Mutex::default(),
             state: Mutex::new(state),

@@ -67,6 +67,11 @@ pub(crate) struct MoveProgress {
 }
 
 impl MoveProgress {
+    /// Counts a block that has moved.
+    pub fn note_moved(&self) {
+        self.moved.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Returns the number of blocks that have moved.
     pub fn moved(&self) -> u32 {
         // Relaxed: a number for reports. Homes are read from the table.
@@ -262,7 +267,7 @@ impl Relocation {
             }
             homes.move_home(current.block_move.block, from, to);
             if let Some(order) = &self.order {
-                order.progress.moved.fetch_add(1, Ordering::Relaxed);
+                order.progress.note_moved();
             }
             worked = true;
         }

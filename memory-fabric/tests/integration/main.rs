@@ -11,6 +11,7 @@ mod conformance;
 mod discard;
 mod donor_shrinks;
 mod drain;
+mod drain_replicas;
 mod ending;
 mod epochs;
 mod eviction;

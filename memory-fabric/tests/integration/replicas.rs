@@ -10,11 +10,11 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const GUEST: u64 = 48 * MIB;
+pub(super) const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;
 const WRITERS: usize = 4;
 
-fn replicated(donors: &[SocketAddr]) -> FabricConfig {
+pub(super) fn replicated(donors: &[SocketAddr]) -> FabricConfig {
     let mut config = config(GUEST, LOCAL, donors);
     config.replicated = true;
     config.checksum = true;
@@ -86,7 +86,7 @@ pub(super) fn increment(
 }
 
 /// Returns the events until now.
-fn events(running: &Running) -> Vec<FabricEvent> {
+pub(super) fn events(running: &Running) -> Vec<FabricEvent> {
     running.events.try_iter().collect()
 }
 
@@ -94,7 +94,7 @@ fn next_event(running: &Running) -> FabricEvent {
     running.events.recv_timeout(PATIENCE).expect("an event")
 }
 
-fn assert_one_loss(running: &Running, seed: u64) {
+pub(super) fn assert_one_loss(running: &Running, seed: u64) {
     let events = events(running);
     let losses = events
         .iter()

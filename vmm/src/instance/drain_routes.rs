@@ -46,9 +46,6 @@ fn why_not(config: &RunConfig) -> &'static str {
         "the memory of a VM with --node is on the hosts of its vCPUs, not on donors"
     } else if config.transport == TransportKind::Loopback {
         "a VM with --transport loopback has no donors"
-    } else if config.replicated {
-        "donors of a VM with --replicas 2 are not drained: end the donor, and other donors with room \
-         get its copies"
     } else {
         "the VM uses no donor: all of its memory is local"
     }

@@ -167,7 +167,11 @@ impl VmDrains {
     /// drained: each that has memory of the guest is asked for at least as much.
     pub fn donors_for_restart(&self) -> Option<Vec<DonorAddress>> {
         self.view.drain()?;
-        Some(still_lending(&self.lock().named, &self.lenders()))
+        let (named, lenders) = (&self.lock().named, self.lenders());
+        Some(match self.view.replicas() {
+            Some(_) => connected(named, &lenders),
+            None => still_lending(named, &lenders),
+        })
     }
 }
 
@@ -182,6 +186,16 @@ fn lenders(view: &FabricView) -> Vec<Lender> {
             bytes: node.memory_bytes,
         })
         .collect()
+}
+
+/// Returns those of `named` that have not left: all hold copies, or have room for them.
+fn connected(named: &[DonorAddress], lenders: &[Lender]) -> Vec<DonorAddress> {
+    let has_left = |donor: &&DonorAddress| {
+        let mut lenders = lenders.iter();
+        !lenders.any(|lender| lender.address == Some(donor.address))
+    };
+    let left = named.iter().filter(|donor| !has_left(donor));
+    left.cloned().collect()
 }
 
 /// Returns those of `named` that lend, once each.
@@ -227,9 +241,13 @@ fn refusal(error: &DrainError) -> Refusal {
     let code = match error {
         DrainError::NoDonor(_) => RefusalCode::Malformed,
         DrainError::Draining(_) => RefusalCode::Busy,
-        DrainError::TooLittle { .. } => RefusalCode::Donor,
+        DrainError::TooLittle { .. } | DrainError::NoRoomForCopies { .. } => RefusalCode::Donor,
         DrainError::Change(error) => return hotplug::refusal(error),
-        DrainError::Empty(_) | DrainError::Added { .. } | DrainError::Exposed => RefusalCode::State,
+        DrainError::Empty(_)
+        | DrainError::Added { .. }
+        | DrainError::Exposed
+        | DrainError::NotToOthers
+        | DrainError::Out(_) => RefusalCode::State,
     };
     Refusal::new(code, describe(error))
 }
@@ -272,6 +290,16 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_with_replicas_is_booted_again_with_all_donors_that_have_not_left() {
+        let (a, b, c) = ("10.0.0.1:7", "10.0.0.2:7", "10.0.0.3:7");
+        let named = [at(a, Some(24)), at(b, None), at(c, Some(24))];
+        // The third has second copies only.
+        let lenders = [lends(2, b, 24), lends(3, c, 0)];
+        let left = connected(&named, &lenders);
+        assert_eq!(left, [at(b, None), at(c, Some(24))]);
+    }
+
+    #[test]
     fn a_second_drain_may_be_tried_again_and_too_little_room_is_about_donors() {
         let code = |error: DrainError| refusal(&error).code;
         assert_eq!(code(DrainError::Draining(NodeId(1))), RefusalCode::Busy);
@@ -284,6 +312,18 @@ mod tests {
             missing_mib: 18,
         };
         assert_eq!(code(too_little), RefusalCode::Donor);
-        assert_eq!(code(DrainError::Exposed), RefusalCode::State);
+        let no_room = DrainError::NoRoomForCopies {
+            node: NodeId(1),
+            needed_mib: 24,
+            room_mib: 6,
+        };
+        assert_eq!(code(no_room), RefusalCode::Donor);
+        for state in [
+            DrainError::Exposed,
+            DrainError::NotToOthers,
+            DrainError::Out(NodeId(1)),
+        ] {
+            assert_eq!(code(state), RefusalCode::State);
+        }
     }
 }

@@ -160,6 +160,37 @@ fn both_donors_leave_for_new_ones_while_a_guest_counts() {
 }
 
 #[test]
+fn a_donor_of_two_copies_leaves_and_another_one_may_be_killed_then() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let nodes = [(); 3].map(|()| node(&place, &[]));
+    let mut flags = vec!["--replicas", "2"];
+    for (_, address) in &nodes {
+        flags.extend(["--donor", address]);
+    }
+    let vm = counting(&place, &flags);
+    let new = ["drain", "leaves", "--node", "1", "--to", "127.0.0.1:1"];
+    let line = place.failed(&new, ExitCode::HostError);
+    assert!(line.contains("remove --to"), "{line}");
+    let said = place.printed(&["drain", "leaves", "--node", "1", "--wait", "50"]);
+    assert!(said.contains("node 1 has left"), "{said}");
+    let now = status(&place);
+    let replicas = &now["memory"]["replicas"];
+    assert_eq!(count(replicas, "/degraded_bytes"), 0, "{now}");
+    assert_eq!(count(replicas, "/losses"), 0, "{now}");
+    assert_eq!(replicas["out"], serde_json::json!([]), "{now}");
+    assert_eq!(count(&now, "/nodes/1/memory_bytes"), 0, "{now}");
+    assert_eq!(count(&now, "/errors_total"), 0, "{now}");
+    let [(first, _), (second, _), _third] = nodes;
+    lends_nothing(&place, &first);
+    assert_eq!(first.end(libc::SIGKILL), None);
+    assert_eq!(second.end(libc::SIGKILL), None);
+    counted_right(&place, vm);
+}
+
+#[test]
 fn a_drain_that_cannot_be_is_refused_with_what_would_help() {
     if !support::kvm_is_there() {
         return;
@@ -213,7 +244,7 @@ fn a_drain_that_cannot_be_is_refused_with_what_would_help() {
     let flags = [&["--name", "leaves"][..], &donors].concat();
     for (more, part) in [
         (&["--numa", "expose"][..], "use --numa flat"),
-        (&["--replicas", "2"], "with --replicas 2 are not drained"),
+        (&["--replicas", "2"], "room for 0 MiB of them"),
     ] {
         let running = vm_with(&place, code, &[&flags[..], more].concat());
         let line = refused(&["1"]);

@@ -3,7 +3,9 @@
 //!
 //! Other donors give what their loans have left, or lend more: such a lease has a link of its own,
 //! as that of a donor that joins for added memory. All of it is obtained before anything moves.
+//! Copies of replicated memory move within the loans of the start (`copies`).
 
+mod copies;
 mod end;
 mod room;
 
@@ -58,6 +60,32 @@ pub enum DrainError {
         /// The difference, MiB.
         missing_mib: u64,
     },
+    /// Copies move to donors of the guest's start only.
+    #[error(
+        "a VM with --replicas 2 uses the donors with which it was started, and copies move to those \
+         of them that have room; remove --to"
+    )]
+    NotToOthers,
+    /// It is not used at the moment.
+    #[error(
+        "{0} is not used at the moment, since it was lost or did not answer: there is nothing to \
+         drain until it is back; end it, and other donors with room get its copies"
+    )]
+    Out(NodeId),
+    /// There is too little room for copies.
+    #[error(
+        "{node} holds {needed_mib} MiB of copies, and the other donors have room for {room_mib} MiB \
+         of them, where the second copy is not; start the VM with another donor, or with more of \
+         their memory (`--donor HOST:PORT,memory=SIZE`)"
+    )]
+    NoRoomForCopies {
+        /// The donor to be drained.
+        node: NodeId,
+        /// What it holds, MiB.
+        needed_mib: u64,
+        /// What others have room for, MiB.
+        room_mib: u64,
+    },
     /// Common to all changes of donors.
     #[error(transparent)]
     Change(#[from] HotplugError),
@@ -76,7 +104,10 @@ impl Drains {
     ///
     /// See [`DrainError`]. Nothing has changed then.
     pub fn drain(&self, node: NodeId, to: &[DonorAddress]) -> Result<DrainSummary, DrainError> {
-        self.0.drain(node, to)
+        match &self.0.replicas {
+            Some(set) => self.0.drain_copies(set, node, to),
+            None => self.0.drain(node, to),
+        }
     }
 }
 

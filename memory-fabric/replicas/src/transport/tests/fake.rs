@@ -21,12 +21,17 @@ pub struct FakeDonor {
     pages: HashMap<u64, u64>,
     /// While set, nothing arrives.
     pub cut: bool,
+    /// Its memory belongs to others.
+    pub left: bool,
     /// Grows with each reconnection, after which outstanding requests are sent again.
     pub connection: u32,
 }
 
 impl FakeDonor {
     pub fn version_at(&self, offset: u64) -> u64 {
+        if self.left {
+            return u64::MAX;
+        }
         self.pages.get(&offset).copied().unwrap_or(0)
     }
 

@@ -29,6 +29,11 @@ pub struct World {
     random: u64,
     down: Vec<bool>,
     lost: Vec<bool>,
+    /// The donor that leaves, and how many of its copies stayed once that has ended.
+    leaving: Option<(usize, Arc<Mutex<Option<u32>>>)>,
+    /// Donors that began to leave, and those that have left.
+    leaves: u32,
+    left: u32,
     slots: Vec<u32>,
     seed: u64,
 }
@@ -60,6 +65,9 @@ impl World {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             down: vec![false; slots.len()],
             lost: vec![false; slots.len()],
+            leaving: None,
+            leaves: 0,
+            left: 0,
             slots,
             bed,
             seed,
@@ -73,7 +81,8 @@ impl World {
         usize::try_from(self.random >> 33).expect("31 bits") % limit
     }
 
-    pub fn run(mut self, steps: usize) {
+    /// Returns how many donors have left.
+    pub fn run(mut self, steps: usize) -> u32 {
         for _ in 0..steps {
             match self.below(40) {
                 0..12 => self.use_page(),
@@ -82,8 +91,47 @@ impl World {
                 22..39 => self.poll_evictor(),
                 _ => self.disturb(),
             }
+            self.see_off();
         }
-        self.settle();
+        self.settle()
+    }
+
+    /// A donor begins to leave.
+    fn leave(&mut self, donor: usize) {
+        let end = Arc::<Mutex<Option<u32>>>::default();
+        let ended = Arc::clone(&end);
+        let observer = move |event| {
+            if let LeaveEvent::Ended { stayed } = event {
+                *ended.lock().expect("no panic") = Some(stayed);
+            }
+        };
+        if self.bed.set.leave(donor, Box::new(observer)).is_ok() {
+            self.leaves += 1;
+            self.leaving = Some((donor, end));
+        }
+    }
+
+    /// Ends the use of a donor whose copies have all moved. Its memory belongs to others as soon as
+    /// no transport has a connection to it.
+    fn see_off(&mut self) {
+        let Some((donor, end)) = &self.leaving else {
+            return;
+        };
+        let (donor, Some(stayed)) = (*donor, *end.lock().expect("no panic")) else {
+            return;
+        };
+        if stayed > 0 {
+            self.leaving = None;
+            return;
+        }
+        let now = Instant::now();
+        // False while a transport has a connection.
+        if self.bed.set.retire(donor, now) {
+            self.bed.donors[donor].lock().expect("no panic").left = true;
+            self.leaving = None;
+            self.lost[donor] = true;
+            self.left += 1;
+        }
     }
 
     /// Moves a random page on: from local to its homes, or back.
@@ -177,7 +225,11 @@ impl World {
     /// A donor's connections break, it is cut off, returns, or is lost for good.
     fn disturb(&mut self) {
         let donor = self.below(self.down.len());
-        if self.lost[donor] {
+        let leaves = self.leaving.as_ref();
+        let has_no_copy = leaves.is_some_and(|(leaving, end)| {
+            *leaving == donor && *end.lock().expect("no panic") == Some(0)
+        });
+        if self.lost[donor] || has_no_copy {
             return;
         }
         if self.down[donor] {
@@ -189,8 +241,9 @@ impl World {
         let left = self.lost.iter().filter(|lost| !**lost).count();
         match self.below(8) {
             // Outstanding requests are sent again.
-            0..2 => self.bed.restore(donor),
-            2 if left > 2 && self.bed.set.copies().exclude(as_u8(donor)).is_ok() => {
+            0 => self.bed.restore(donor),
+            1..3 => self.leave(donor),
+            3 if left > 2 && self.bed.set.copies().exclude(as_u8(donor)).is_ok() => {
                 self.bed.cut(donor);
                 self.lost[donor] = true;
                 assert_ne!(self.bed.set.lost(donor, "killed"), Loss::OfBlocks);
@@ -205,7 +258,7 @@ impl World {
 
     /// All donors that are not lost return; every request is answered, and both copies of each page
     /// are checked if there is room for two.
-    fn settle(mut self) {
+    fn settle(mut self) -> u32 {
         for donor in 0..self.down.len() {
             if std::mem::take(&mut self.down[donor]) && !self.lost[donor] {
                 self.bed.restore(donor);
@@ -213,21 +266,29 @@ impl World {
             }
         }
         let lost = self.lost.iter().filter(|lost| **lost).count();
-        // Of four donors, three have slots enough, but not always on two different ones.
-        let can_repair = lost == 0 || self.slots.len() == 3;
+        // Of four donors, three have slots enough, but not always on two different ones, and a place
+        // to which a copy was moving when a donor went out is not used again.
+        let can_repair = lost == 0 || (self.slots.len() == 3 && self.leaves == 0);
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             self.poll_reader();
             self.poll_evictor();
+            self.see_off();
+            if self.leaving.is_some() {
+                self.use_page();
+                self.fetch_run();
+            }
             let is_moving = |page: &Page| matches!(page, Page::Writing(..) | Page::Fetching(_));
             let degraded = self.bed.set.copies().degraded();
-            if !self.pages.iter().any(is_moving) && (!can_repair || degraded == 0) {
+            let is_settled = self.leaving.is_none() && (!can_repair || degraded == 0);
+            if is_settled && !self.pages.iter().any(is_moving) {
                 break;
             }
             let seed = self.seed;
             assert!(
                 Instant::now() < deadline,
-                "seed {seed} hangs, {degraded} blocks have one copy"
+                "seed {seed} hangs, {degraded} blocks have one copy, {:?} leaves",
+                self.leaving
             );
         }
         for (index, page) in self.pages.iter().enumerate() {
@@ -243,6 +304,7 @@ impl World {
                 assert_eq!(found, version, "seed {seed}: page {index} at {place:?}");
             }
         }
+        self.left
     }
 }
 

@@ -65,18 +65,23 @@ impl Inner {
         } else {
             self.boot_events.ignore(node);
             self.vacate(link);
-            self.shared.policies.leave(link);
-            let _ = self.adapter.try_send(Change::Forget(node));
-            if let Some(own_count) = self.leases.release(link) {
-                self.note_end(link, own_count);
-            }
+            self.end_lease(link);
         }
         self.set_drain_state(DrainState::Done);
         self.announce_end();
     }
 
+    /// Ends a lease of the guest's start to which no thread has a connection.
+    pub(super) fn end_lease(&self, link: usize) {
+        self.shared.policies.leave(link);
+        let _ = self.adapter.try_send(Change::Forget(self.node_of(link)));
+        if let Some(own_count) = self.leases.release(link) {
+            self.note_end(link, own_count);
+        }
+    }
+
     /// Notifies the monitor of the end of the last drain.
-    fn announce_end(&self) {
+    pub(super) fn announce_end(&self) {
         if let Some(drain) = self.last_drain() {
             (self.observer)(FabricEvent::Drained(drain.summary()));
         }

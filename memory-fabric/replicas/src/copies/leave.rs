@@ -1,0 +1,242 @@
+//! A donor leaves while it is in use: each copy there moves to another donor.
+//!
+//! A block keeps both copies meanwhile. The new one is a third, which only the thread that repairs
+//! knows: it copies the pages, and writes what is written back to all three. When the new copy is
+//! complete, it takes the place of the old one. A thread that has read the block's places before
+//! holds its page, so that nothing of it was written back in between, and the old copy has the same
+//! bytes.
+//!
+//! All places are reserved before anything moves.
+
+use super::{Copies, Copy, CopyState, Ledger, Repair};
+use crate::placement::Place;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+/// Why a donor does not leave.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LeaveError {
+    /// It is out, or has left.
+    Out,
+    /// Another one leaves.
+    Leaving(u8),
+    /// There is too little room on donors without the other copy of a block.
+    NoRoom {
+        /// Blocks that it holds.
+        blocks: u32,
+        /// Blocks of them for which there is room.
+        room: u32,
+    },
+}
+
+/// A copy that is to move.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    block: u32,
+    /// Where to, and whether that is all zero; `None` when it is to be found.
+    to: Option<(Place, bool)>,
+}
+
+/// The donor that leaves, and what has yet to move.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pub(super) donor: u8,
+    moves: VecDeque<Move>,
+}
+
+/// What the thread that repairs has to do for a donor that leaves.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NextMove {
+    /// Nothing: none leaves.
+    None,
+    /// A copy is to be made. `repair.from` is valid.
+    Begun(Repair),
+    /// Everything that could move has moved.
+    Ended {
+        /// Blocks that stayed.
+        stayed: u32,
+    },
+}
+
+impl Copies {
+    /// Begins to move all copies off a donor. Returns their number.
+    ///
+    /// # Errors
+    ///
+    /// See [`LeaveError`]. Nothing has changed then.
+    pub fn leave(&self, donor: u8) -> Result<u32, LeaveError> {
+        let mut ledger = self.lock();
+        if let Some(leaving) = &ledger.leaving {
+            return Err(LeaveError::Leaving(leaving.donor));
+        }
+        if self.is_out(donor) {
+            return Err(LeaveError::Out);
+        }
+        // No place is taken there from here on.
+        ledger.leaving = Some(Leaving {
+            donor,
+            moves: VecDeque::new(),
+        });
+        let all = (0..self.blocks()).filter_map(|block| {
+            let other = self.other_than(block, donor)?;
+            Some((block, other.place.donor))
+        });
+        let all: Vec<_> = all.collect();
+        let found = all.iter().map_while(|&(block, avoided)| {
+            let to = Some(self.free_place(&mut ledger, avoided)?);
+            Some(Move { block, to })
+        });
+        let moves: VecDeque<Move> = found.collect();
+        let count = |blocks: usize| u32::try_from(blocks).expect("23 bits");
+        if moves.len() < all.len() {
+            ledger.leaving = None;
+            for taken in moves.iter().rev() {
+                ledger.give_back(taken.to);
+            }
+            return Err(LeaveError::NoRoom {
+                blocks: count(all.len()),
+                room: count(moves.len()),
+            });
+        }
+        ledger.leaving = Some(Leaving { donor, moves });
+        self.note_change();
+        Ok(count(all.len()))
+    }
+
+    /// Returns the other copy of a block that has one on a donor.
+    fn other_than(&self, block: u32, donor: u8) -> Option<Copy> {
+        let copies = self.of(block);
+        let at = copies.iter().position(|copy| copy.place.donor == donor)?;
+        Some(copies[1 - at])
+    }
+
+    /// Begins the next move. Only for the thread that repairs, which then writes what is written
+    /// back to the new place as well.
+    pub fn begin_move(&self) -> NextMove {
+        let mut ledger = self.lock();
+        let Some(Leaving { donor, .. }) = ledger.leaving else {
+            return NextMove::None;
+        };
+        // If it is out, its copies are made again, as those of any donor.
+        while !self.is_out(donor) {
+            let leaving = ledger.leaving.as_mut();
+            let Some(next) = leaving.and_then(|leaving| leaving.moves.pop_front()) else {
+                break;
+            };
+            match self.begin_one(&mut ledger, donor, next) {
+                Some(begun) => return NextMove::Begun(begun),
+                None => continue,
+            }
+        }
+        let moves = ledger.leaving.take().map(|leaving| leaving.moves);
+        for unmoved in moves.into_iter().flatten().rev() {
+            ledger.give_back(unmoved.to);
+        }
+        // Copies that stayed are repaired again.
+        self.note_change();
+        let stayed = self.blocks_at(donor);
+        NextMove::Ended { stayed }
+    }
+
+    fn begin_one(&self, ledger: &mut Ledger, donor: u8, next: Move) -> Option<Repair> {
+        let other = self.other_than(next.block, donor)?;
+        let is_usable = |(place, _): &(Place, bool)| {
+            place.donor != other.place.donor && !self.is_out(place.donor)
+        };
+        let to = match next.to.filter(is_usable) {
+            Some(to) => Some(to),
+            None => {
+                ledger.give_back(next.to);
+                self.free_place(ledger, other.place.donor)
+            }
+        };
+        let own = self.of(next.block).into_iter();
+        let own = own.filter(|copy| copy.place.donor == donor);
+        // The donor that leaves may be slow, which may be why it does.
+        let mut sources = std::iter::once(other).chain(own);
+        let from = sources.find(|copy| self.is_valid(*copy));
+        let (Some((place, is_empty)), Some(from)) = (to, from) else {
+            ledger.give_back(to);
+            return None;
+        };
+        Some(Repair {
+            block: next.block,
+            from: from.place,
+            to: place,
+            is_empty,
+        })
+    }
+
+    /// Ends a move whose pages are all copied: the new copy takes the place of the old one. Returns
+    /// false if its donor went out meanwhile.
+    pub fn end_move(&self, done: &Repair) -> bool {
+        let ledger = self.lock();
+        let Some(leaving) = &ledger.leaving else {
+            return false;
+        };
+        if self.is_out(done.to.donor) {
+            return false;
+        }
+        let copies = self.of(done.block).map(|copy| {
+            if copy.place.donor != leaving.donor {
+                return copy;
+            }
+            let (place, state) = (done.to, CopyState::Valid);
+            Copy { place, state }
+        });
+        self.set(done.block, copies);
+        true
+    }
+
+    /// Gives up a move that has begun: the block moves later, to another place.
+    pub fn give_up_move(&self, given_up: &Repair) {
+        let mut ledger = self.lock();
+        // On a donor in use, pages for that place may be on their way: it is not used again.
+        if self.is_out(given_up.to.donor) {
+            ledger.give_back(Some((given_up.to, false)));
+        }
+        if let Some(leaving) = &mut ledger.leaving {
+            let block = given_up.block;
+            leaving.moves.push_back(Move { block, to: None });
+        }
+        self.note_change();
+    }
+
+    /// Records that a donor without copies has left, and is not used any more. Returns false if it
+    /// has one.
+    pub fn retire(&self, donor: u8) -> bool {
+        let mut ledger = self.lock();
+        if self.blocks_at(donor) > 0 {
+            return false;
+        }
+        let loan = &mut ledger.loans[usize::from(donor)];
+        (loan.lost, loan.left) = (true, true);
+        self.out[usize::from(donor)].store(true, Ordering::Release);
+        self.note_change();
+        true
+    }
+
+    /// Returns whether a donor has left.
+    #[must_use]
+    pub fn has_left(&self, donor: u8) -> bool {
+        self.lock().loans[usize::from(donor)].left
+    }
+}
+
+impl Ledger {
+    /// Gives back a place that was taken. What was written there stays.
+    fn give_back(&mut self, place: Option<(Place, bool)>) {
+        let Some((Place { donor, slot }, is_empty)) = place else {
+            return;
+        };
+        let loan = &mut self.loans[usize::from(donor)];
+        if is_empty && slot + 1 == loan.used {
+            loan.used -= 1;
+        } else {
+            loan.spare.push(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Donors leave; the thread that repairs is played by the test.
+
+use super::*;
+use crate::copies::Loan;
+use crate::placement::Placement;
+
+fn copies(slots: &[u32], blocks: u32) -> Copies {
+    let placement = Placement::new(slots, blocks);
+    Copies::new(&placement.blocks, slots, &placement.used)
+}
+
+/// Moves everything; returns how many blocks moved, and how many stayed.
+fn move_all(copies: &Copies) -> (u32, u32) {
+    for moved in 0.. {
+        match copies.begin_move() {
+            NextMove::Begun(begun) => {
+                let places = copies.readable(begun.block);
+                assert_eq!(places.iter().flatten().count(), 2, "both stay readable");
+                assert!(!places.contains(&Some(begun.to)), "not before it is full");
+                assert!(copies.end_move(&begun));
+            }
+            NextMove::Ended { stayed } => return (moved, stayed),
+            NextMove::None => panic!("none leaves"),
+        }
+    }
+    unreachable!("it ends")
+}
+
+#[test]
+fn every_copy_of_a_leaving_donor_moves_to_one_without_the_other_copy() {
+    for slots in [&[4, 4, 4][..], &[6, 3, 3, 6], &[2, 2, 2, 2, 2]] {
+        let copies = copies(slots, 4);
+        let held = copies.blocks_at(1);
+        assert_eq!(copies.leave(1), Ok(held));
+        assert_eq!(copies.leave(0), Err(LeaveError::Leaving(1)));
+        assert!(!copies.retire(1), "it holds copies");
+        assert_eq!(move_all(&copies), (held, 0));
+        assert_eq!((copies.blocks_at(1), copies.degraded()), (0, 0));
+        for block in 0..4 {
+            let [first, second] = copies.of(block).map(|copy| copy.place.donor);
+            assert_ne!(first, second, "block {block}");
+        }
+        assert_eq!(copies.begin_move(), NextMove::None);
+        assert!(copies.retire(1) && copies.is_out(1) && copies.has_left(1));
+        assert!(!copies.readmit(1), "it has left");
+        assert_eq!(copies.leave(1), Err(LeaveError::Out));
+    }
+}
+
+#[test]
+fn a_donor_whose_copies_find_no_room_stays_and_no_slot_is_taken() {
+    let copies = copies(&[4, 4, 1], 4);
+    let held = copies.blocks_at(0);
+    let refused = copies.leave(0).expect_err("too little room");
+    let LeaveError::NoRoom { blocks, room } = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(blocks, held);
+    assert!(room < held);
+    let rooms =
+        |copies: &Copies| -> Vec<u32> { copies.lock().loans.iter().map(Loan::room).collect() };
+    let before = rooms(&copies);
+    for _ in 0..10 {
+        assert_eq!(copies.leave(0), Err(refused));
+    }
+    assert_eq!(rooms(&copies), before);
+    assert_eq!(copies.begin_move(), NextMove::None);
+}
+
+#[test]
+fn what_cannot_move_any_more_stays_and_the_donor_is_used_on() {
+    let copies = copies(&[2, 2, 2], 2);
+    // Both copies of each block are on donors 0 and 1, or one is on donor 2.
+    let held = copies.leave(0).expect("there is room");
+    assert!(held > 0);
+    // The only donor with room is gone before anything moves.
+    let target = match copies.begin_move() {
+        NextMove::Begun(begun) => begun,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(copies.exclude(target.to.donor), Ok(true));
+    assert!(!copies.end_move(&target), "its donor is out");
+    copies.give_up_move(&target);
+    let (moved, stayed) = move_with_what_is_left(&copies);
+    assert_eq!(moved + stayed, held);
+    assert!(stayed > 0);
+    assert!(!copies.is_out(0));
+    assert_eq!(copies.begin_move(), NextMove::None);
+}
+
+fn move_with_what_is_left(copies: &Copies) -> (u32, u32) {
+    for moved in 0..10 {
+        match copies.begin_move() {
+            NextMove::Begun(begun) => assert!(copies.end_move(&begun)),
+            NextMove::Ended { stayed } => return (moved, stayed),
+            NextMove::None => panic!("none leaves"),
+        }
+    }
+    panic!("it does not end")
+}
+
+#[test]
+fn a_donor_that_goes_out_while_it_leaves_is_one_that_is_lost() {
+    let copies = copies(&[4, 4, 4], 4);
+    let held = copies.leave(0).expect("there is room");
+    let NextMove::Begun(begun) = copies.begin_move() else {
+        panic!("nothing moves");
+    };
+    assert!(copies.end_move(&begun));
+    assert_eq!(copies.exclude(0), Ok(true));
+    copies.lose(0);
+    assert_eq!(copies.begin_move(), NextMove::Ended { stayed: held - 1 });
+    // The reserved places are free again for its copies.
+    let mut from = 0;
+    while let Some(repair) = copies.begin_repair(from) {
+        from = repair.block;
+        assert!(copies.end_repair(&repair));
+    }
+    assert_eq!((copies.degraded(), copies.blocks_at(0)), (0, 0));
+}
+
+#[test]
+fn a_copy_that_a_leaving_donor_has_missed_is_moved_and_not_filled() {
+    let copies = copies(&[4, 4, 4], 4);
+    assert_eq!(copies.exclude(0), Ok(true));
+    assert!(copies.readmit(0));
+    let held = copies.blocks_at(0);
+    assert_eq!(copies.degraded(), held);
+    assert_eq!(copies.leave(0), Ok(held));
+    assert_eq!(copies.begin_repair(0), None);
+    assert_eq!(move_with_what_is_left(&copies), (held, 0));
+    assert_eq!(copies.degraded(), 0);
+}

@@ -1,0 +1,137 @@
+//! Donors of replicated memory that are drained while the guest runs: each block keeps two copies, and
+//! no update is lost.
+
+use super::replicas::{GUEST, assert_one_loss, events, increment, replicated};
+use fabric_homes::NodeId;
+use fabric_test_support::*;
+use memory_fabric::donor::server::Donor;
+use memory_fabric::fabric::{DonorAddress, DrainState, Sealing, TransportKind};
+use memory_fabric::view::FabricView;
+use std::time::Duration;
+
+/// Drains one of three donors while threads increment words, and kills another one after it.
+fn drain_one(transport: TransportKind, is_sealed: bool, seed: u64) {
+    let mut donors = [Some(donor(GUEST)), Some(donor(GUEST)), Some(donor(GUEST))];
+    let addresses = donors.each_ref().map(|donor| {
+        let donor = donor.as_ref().expect("running");
+        donor.address()
+    });
+    let mut config = replicated(&addresses);
+    config.transport = transport;
+    config.seal = match is_sealed {
+        true => Sealing::On,
+        false => Sealing::Off,
+    };
+    let running = start(&config);
+    let view = running.fabric.view().clone();
+    let drains = running.fabric.drains().expect("donors");
+    let mut random = Random(seed);
+    let first = random.below(3);
+    let second = (first + 1 + random.below(2)) % 3;
+    let node = view.nodes()[1 + first].id;
+    let mut stage = 0;
+    increment(&running, seed, 200_000, |done| {
+        if stage == 0 && done > 20_000 {
+            drains.drain(node, &[]).expect("the others have room");
+            stage = 1;
+        }
+        let is_done = view.drain().is_some_and(|drain| drain.is_over());
+        if stage == 1 && is_done {
+            let replicas = view.replicas().expect("replicated");
+            assert_eq!((replicas.losses, replicas.out.len()), (0, 0));
+            assert_drained(&view, donors[first].take().expect("running"), first);
+            // Both copies are elsewhere, so one of the others may be lost as well.
+            drop(donors[second].take());
+            stage = 2;
+        } else if stage == 1 {
+            let replicas = view.replicas().expect("replicated");
+            assert_eq!(replicas.degraded_bytes, 0, "each block keeps two copies");
+        }
+        stage == 2
+    });
+    assert_one_loss(&running, seed);
+    running.fabric.shutdown();
+}
+
+/// Asserts that a donor has left and holds nothing.
+fn assert_drained(view: &FabricView, donor: Donor, link: usize) {
+    let drain = view.drain().expect("a drain");
+    assert_eq!(drain.state, DrainState::Done, "{drain:?}");
+    assert_eq!(drain.moved_bytes, drain.bytes, "{drain:?}");
+    assert!(drain.bytes >= 16 * MIB, "{drain:?}");
+    assert_eq!((donor.pool().leases(), donor.pool().lent_bytes()), (0, 0));
+    assert!(view.links()[link].is_none());
+}
+
+#[test]
+fn a_donor_leaves_while_both_copies_of_each_block_are_kept() {
+    for seed in 1..=2 {
+        drain_one(TransportKind::Tcp, false, seed);
+    }
+}
+
+#[test]
+fn one_leaves_sealed_memory_and_over_udp() {
+    drain_one(TransportKind::Tcp, true, 3);
+    drain_one(TransportKind::Udp, false, 4);
+}
+
+#[test]
+fn a_donor_that_cannot_leave_is_refused_with_numbers_and_used_on() {
+    let donors = [donor(GUEST), donor(GUEST)];
+    let addresses = donors.each_ref().map(|donor| donor.address());
+    let running = start(&replicated(&addresses));
+    let drains = running.fabric.drains().expect("donors");
+    let node = running.fabric.view().nodes()[1].id;
+    let text = drains.drain(node, &[]).expect_err("no third donor");
+    let text = text.to_string();
+    assert!(text.contains("room for 0 MiB"), "{text}");
+    let elsewhere = DonorAddress {
+        name: None,
+        address: "127.0.0.1:9".parse().expect("an address"),
+        fingerprint: None,
+        bytes: None,
+    };
+    let text = drains.drain(node, &[elsewhere]).expect_err("a new donor");
+    assert!(text.to_string().contains("remove --to"), "{text}");
+    let text = drains.drain(NodeId(9), &[]).expect_err("nobody");
+    assert!(text.to_string().contains("no donor of this VM"), "{text}");
+    increment(&running, 5, 50_000, |_| true);
+    assert!(events(&running).is_empty());
+    running.fabric.shutdown();
+}
+
+#[test]
+fn a_donor_that_is_killed_while_it_leaves_loses_nothing() {
+    let mut donors = [Some(donor(GUEST)), Some(donor(GUEST)), Some(donor(GUEST))];
+    let addresses = donors.each_ref().map(|donor| {
+        let donor = donor.as_ref().expect("running");
+        donor.address()
+    });
+    let mut config = replicated(&addresses);
+    config.grace = Duration::from_millis(200);
+    let running = start(&config);
+    let view = running.fabric.view().clone();
+    let drains = running.fabric.drains().expect("donors");
+    let node = view.nodes()[1].id;
+    let mut is_killed = false;
+    increment(&running, 6, 150_000, |done| {
+        if done > 20_000 && !is_killed {
+            drains.drain(node, &[]).expect("the others have room");
+            while view.drain().is_some_and(|drain| drain.moved_bytes == 0) {
+                std::thread::yield_now();
+            }
+            drop(donors[0].take());
+            is_killed = true;
+        }
+        let replicas = view.replicas().expect("replicated");
+        let is_over = view.drain().is_some_and(|drain| drain.is_over());
+        is_killed && is_over && replicas.degraded_bytes == 0
+    });
+    let drain = view.drain().expect("a drain");
+    let DrainState::Failed(why) = drain.state else {
+        panic!("{drain:?}");
+    };
+    assert!(why.contains("was lost"), "{why}");
+    running.fabric.shutdown();
+}
