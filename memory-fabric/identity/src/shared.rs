@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use fabric_host::describe;
+use fabric_host::root::path_now;
 use rustls::{ClientConfig, ServerConfig};
 
 use crate::credentials::{
@@ -122,12 +123,12 @@ impl SharedCredentials {
     }
 
     /// Reads the files again. They are used for new connections; when they cannot be used, the former
-    /// ones stay.
+    /// ones stay. After a change of the root directory they are found if they are below it.
     ///
     /// # Errors
     /// Fails when they cannot be used, or name another member.
     pub fn reload(&self) -> Result<Arc<Credentials>, ReloadError> {
-        let new = Current::read(&self.directory)?;
+        let new = Current::read(&path_now(&self.directory))?;
         let credentials = Arc::clone(&new.credentials);
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let (found, expected) = (credentials.subject(), current.credentials.subject());
@@ -146,7 +147,7 @@ impl SharedCredentials {
     /// [`reload`](Self::reload) does, and logs that, or why they cannot be used. Otherwise it takes
     /// four system calls.
     pub fn refresh(&self) {
-        let found = Stamps::of(&self.directory);
+        let found = Stamps::of(&path_now(&self.directory));
         {
             let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
             if *read == found {

@@ -140,3 +140,12 @@ pub(super) fn placed_vsock(
     });
     placed.transpose()
 }
+
+/// Returns the path by which files are read again while the guest runs: canonical if they are below
+/// another root. Elsewhere they are read once.
+pub(super) fn read_again(privileges: Option<&Privileges>, path: &Path) -> PathBuf {
+    let root = privileges.and_then(Privileges::root);
+    let found = fs::canonicalize(path).ok();
+    let inside = found.filter(|found| root.is_some_and(|root| found.starts_with(root)));
+    inside.unwrap_or_else(|| path.to_owned())
+}

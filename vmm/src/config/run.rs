@@ -17,7 +17,7 @@ use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
 use super::net::NetArg;
-use super::privileges::{placed, placed_vsock};
+use super::privileges::{placed, placed_vsock, read_again};
 use super::protection::Protection;
 use super::settings::RunSettings;
 use super::validation::{
@@ -251,7 +251,10 @@ impl RunSettings {
             replay_working_set: self.replay_working_set.clone(),
             donor_grace: seconds(self.donor_grace_seconds()),
             on_lost_memory: self.on_lost_memory,
-            credentials: self.credentials.clone(),
+            credentials: self
+                .credentials
+                .as_deref()
+                .map(|path| read_again(privileges.as_ref(), path)),
             insecure: self.insecure,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             sandbox: self.sandbox == Switch::On,

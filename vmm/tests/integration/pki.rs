@@ -21,7 +21,7 @@ fn pki(directory: &Path, arguments: &str) -> (Option<i32>, String, String) {
 }
 
 #[track_caller]
-fn succeeds(directory: &Path, arguments: &str) -> String {
+pub fn succeeds(directory: &Path, arguments: &str) -> String {
     let (code, stdout, stderr) = pki(directory, arguments);
     assert_eq!(code, Some(0), "{arguments}: {stderr}");
     stdout

@@ -1,5 +1,7 @@
 //! `ssi-hv run --user --chroot`: what is left of root, and what still works.
 
+mod donors;
+
 use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
