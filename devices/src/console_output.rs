@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fabric_host::{ThreadClass, begin_class};
+
 /// Bytes that may wait for the writer before vCPUs that write to the console are blocked: enough
 /// for any boot log while a terminal is slow, and a negligible amount of memory.
 pub const CONSOLE_BUFFER_BYTES_MAX: usize = 256 * 1024;
@@ -56,7 +58,10 @@ impl ConsoleOutput {
         let of_thread = Arc::clone(&shared);
         thread::Builder::new()
             .name("console-out".to_owned())
-            .spawn(move || of_thread.pump(writer.as_mut()))?;
+            .spawn(move || {
+                begin_class(ThreadClass::Device);
+                of_thread.pump(writer.as_mut());
+            })?;
         Ok(Self { shared })
     }
 

@@ -2,6 +2,7 @@
 //! waiting, scheduling, file locks, counters. Has no knowledge of guests or networks.
 
 mod allowance;
+mod class;
 mod file_lock;
 mod mapping;
 pub mod metrics;
@@ -12,6 +13,7 @@ pub mod slices;
 mod spin;
 
 pub use allowance::Allowance;
+pub use class::{ThreadClass, begin_class, restrict_classes};
 pub use file_lock::lock_file;
 pub use mapping::{Advice, Mapping, UNMAP_RANGES_MAX, ZeroedSlice};
 pub use seldom::Seldom;

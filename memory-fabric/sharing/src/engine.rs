@@ -110,6 +110,7 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// Runs the engine until it is stopped or fails, and reports a failure.
 pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver) {
+    fabric_host::begin_class(fabric_host::ThreadClass::Pager);
     fabric_host::slices::request_short_slices();
     // The engine's data is used again only to name what is lost.
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.run()));

@@ -11,6 +11,7 @@ use crate::policy::Steady;
 use crate::stats::{DonorStats, PagerStats, Recent};
 use crate::transport::PathKind;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use fabric_host::{ThreadClass, begin_class};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,6 +50,7 @@ impl Adapter {
         std::thread::Builder::new()
             .name("pager-adapt".to_owned())
             .spawn(move || {
+                begin_class(ThreadClass::Link);
                 follow(donors, &changes, &stats, &policies, &nodes, &stopped);
                 let _ = ended_by.send(());
             })?;

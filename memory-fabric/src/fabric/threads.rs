@@ -4,6 +4,7 @@ use super::FabricError;
 use crate::link::describe;
 use crate::pager::{DRAIN_TIME_MAX, Shared};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use fabric_host::{ThreadClass, begin_class};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -42,6 +43,7 @@ impl PagerThreads {
         let running = self.running.clone();
         let run = move || {
             let _running = running;
+            begin_class(ThreadClass::Pager);
             run();
         };
         let thread = Builder::new().name(name.into()).spawn(run);

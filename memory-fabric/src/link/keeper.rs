@@ -7,6 +7,7 @@ use crate::wire::{
     FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass,
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use fabric_host::{ThreadClass, begin_class};
 use fabric_transport::port::STALL_TIMEOUT;
 use std::io;
 use std::sync::Arc;
@@ -155,6 +156,7 @@ impl Keeper {
         std::thread::Builder::new()
             .name(format!("link-{}", node.0))
             .spawn(move || {
+                begin_class(ThreadClass::Link);
                 // The keeper's data is not used again.
                 let run = std::panic::AssertUnwindSafe(move || self.run(&asked));
                 std::panic::catch_unwind(run).unwrap_or_else(|_| {

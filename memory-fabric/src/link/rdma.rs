@@ -18,6 +18,7 @@ use crate::wire::{Ends, Token, TrafficClass};
 pub use connect::Reader;
 pub(super) use connect::connect;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use fabric_host::{ThreadClass, begin_class};
 use keeper::{End, LaneKeeper};
 use std::io;
 use std::net::SocketAddr;
@@ -149,6 +150,7 @@ impl RdmaLink {
         std::thread::Builder::new()
             .name(name)
             .spawn(move || {
+                begin_class(ThreadClass::Link);
                 keeper.run(&first, &requested);
                 // The waiter may have timed out.
                 let _ = ended_by.send(());

@@ -39,6 +39,7 @@ mod runner;
 mod ssi;
 mod stall;
 mod status;
+mod system_calls;
 mod three_hosts;
 mod torture;
 mod tour;

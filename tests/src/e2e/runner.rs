@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Context as _;
 
 use super::repeat::{self, Attempt, Hang};
+use super::system_calls::SeenRecords;
 use super::{Context, Hosts, Plan, Result, Scenario};
 use crate::share::Share;
 use crate::summary::{Outcome, Summary};
@@ -176,6 +177,8 @@ struct Lane<'a, 's> {
     number: usize,
     summary: &'a Mutex<&'s mut Summary>,
     testbed: Option<(Hosts, Testbed)>,
+    /// What its hosts' kernels have reported of system calls.
+    records: SeenRecords,
     /// Number of testbeds started.
     starts: usize,
     /// Processor time that emulators have used for the current scenario, including their boots.
@@ -189,6 +192,7 @@ impl<'a, 's> Lane<'a, 's> {
             number,
             summary,
             testbed: None,
+            records: SeenRecords::default(),
             starts: 0,
             used: Duration::ZERO,
         }
@@ -268,9 +272,20 @@ impl<'a, 's> Lane<'a, 's> {
         if let Err(error) = std::fs::create_dir_all(&context.artifacts) {
             return (Err(error.into()), Vec::new());
         }
-        let result = (scenario.run)(&context);
+        let mut result = (scenario.run)(&context);
         self.used += testbed.processor_time().saturating_sub(before);
-        (result, context.notes.into_inner())
+        let mut notes = context.notes.into_inner();
+        match self.records.check(testbed) {
+            Ok(line) => notes.extend(line),
+            // What the scenario noticed of an ended process follows from it.
+            Err(error) => {
+                result = Err(match result {
+                    Err(first) => first.context(format!("{error:#}")),
+                    Ok(_) => error,
+                });
+            }
+        }
+        (result, notes)
     }
 
     /// Starts the hosts that a scenario needs, unless they run. Returns the processor time that
@@ -292,6 +307,7 @@ impl<'a, 's> Lane<'a, 's> {
             logs: self.runner.config.logs.join(name),
             ..self.runner.config.clone()
         };
+        self.records = SeenRecords::default();
         let testbed = Testbed::start(&config, self.runner.image(hosts.kernel));
         self.testbed = Some((hosts, testbed.context("testbed")?));
         Ok(Duration::ZERO)

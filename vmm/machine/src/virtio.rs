@@ -17,6 +17,7 @@ use devices::virtio::{
 };
 use devices::{Bus, EventFdTrigger};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use fabric_host::{ThreadClass, begin_class};
 use kvm_ioctls::{Cap, IoEventAddress, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::EventSet;
@@ -154,6 +155,7 @@ fn run(transport: Arc<MmioTransport>, shared: &Arc<Shared>) {
         shared,
         device: Arc::clone(transport.device()),
     };
+    begin_class(ThreadClass::Device);
     if let Err(error) = serve(transport, shared) {
         shared.control.end(Err(error));
     }

@@ -1,4 +1,4 @@
-//! System calls, by seccomp.
+//! System calls of the process, by seccomp.
 //!
 //! The list is that of an ordinary service with threads, files, sockets and timers, without what starts
 //! programs, changes users, name spaces, mounts, modules or the clock, or looks into other processes.
@@ -14,8 +14,13 @@ macro_rules! calls {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
 
+/// Likewise, with the names.
+macro_rules! named_calls {
+    ($($name:ident)*) => { &[$((libc::$name, stringify!($name))),*] };
+}
+
 /// System calls that are allowed.
-const ALLOWED: &[libc::c_long] = calls! {
+pub(crate) const ALLOWED: &[(libc::c_long, &str)] = named_calls! {
     // Memory.
     SYS_brk SYS_madvise SYS_mbind SYS_memfd_create SYS_mincore SYS_mlock SYS_mlock2 SYS_mmap
     SYS_move_pages SYS_mprotect SYS_mremap SYS_msync SYS_munlock SYS_munmap SYS_pkey_alloc
@@ -55,24 +60,37 @@ const ALLOWED: &[libc::c_long] = calls! {
     SYS_accept SYS_accept4 SYS_bind SYS_connect SYS_getpeername SYS_getsockname SYS_getsockopt
     SYS_listen SYS_recvfrom SYS_recvmmsg SYS_recvmsg SYS_sendmmsg SYS_sendmsg SYS_sendto
     SYS_setsockopt SYS_shutdown SYS_socket SYS_socketpair
+    // Threads restrict themselves further.
+    SYS_seccomp
     // What the process is, and its limits.
     SYS_capget SYS_getegid SYS_geteuid SYS_getgid SYS_getgroups SYS_getpgid SYS_getpgrp
     SYS_getrandom SYS_getresgid SYS_getresuid SYS_getrlimit SYS_getrusage SYS_getsid SYS_getuid
     SYS_prlimit64 SYS_setrlimit SYS_sysinfo SYS_uname
 };
 
-fn program() -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules: BTreeMap<i64, Vec<_>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::KillProcess,
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    )?;
-    filter.try_into()
+/// Makes a filter that allows these calls, and answers all others so.
+pub(crate) fn program(
+    allowed: impl IntoIterator<Item = libc::c_long>,
+    others: SeccompAction,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules: BTreeMap<i64, Vec<_>> = allowed.into_iter().map(|call| (call, Vec::new())).collect();
+    SeccompFilter::new(rules, others, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
+}
+
+/// Returns the name of a system call that the process of a VM may use.
+#[must_use]
+pub fn call_name(number: libc::c_long) -> Option<&'static str> {
+    let mut found = ALLOWED.iter().filter(|(call, _)| *call == number);
+    found
+        .next()
+        .map(|(_, name)| name.trim_start_matches("SYS_"))
 }
 
 /// Restricts all threads of this process.
 pub(crate) fn restrict() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    Ok(apply_filter_all_threads(&program()?)?)
+    let program = program(
+        ALLOWED.iter().map(|(call, _)| *call),
+        SeccompAction::KillProcess,
+    )?;
+    Ok(apply_filter_all_threads(&program)?)
 }

@@ -3,13 +3,16 @@
 //! A guest that takes over its monitor gets what the monitor has. [`Sandbox::enter`] therefore gives
 //! up what a running VM does not need: all files but those that are named and those of the system
 //! ([Landlock], kernels from 5.13 on), and all system calls but those of an ordinary service (seccomp).
+//! Threads that the guest or a donor is closest to have fewer ([`fabric_host::ThreadClass`]).
 //!
 //! A process that root starts can give up more: [`Privileges`] makes it another user, in a root
 //! directory of its own.
 //!
 //! [Landlock]: https://docs.kernel.org/userspace-api/landlock.html
 
+#[macro_use]
 mod calls;
+mod classes;
 mod files;
 mod ids;
 mod privileges;
@@ -21,6 +24,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+pub use self::calls::call_name;
 pub use self::privileges::{PrivilegeError, Privileges};
 pub use self::user::{User, UserError};
 
@@ -110,7 +114,7 @@ impl Sandbox {
     /// and those that it starts from here on. There is no way back.
     ///
     /// A file that is not allowed is `EACCES`; a system call that is not allowed ends the process with
-    /// `SIGSYS`.
+    /// `SIGSYS`. Threads that begin a class from here on have fewer calls.
     ///
     /// # Errors
     /// When the kernel refuses. A kernel without Landlock is none: [`Restricted::files`] is false then.
@@ -135,7 +139,9 @@ impl Sandbox {
 /// # Errors
 /// When the kernel refuses.
 pub fn restrict_calls() -> Result<(), SandboxError> {
-    calls::restrict().map_err(SandboxError::Calls)
+    calls::restrict().map_err(SandboxError::Calls)?;
+    fabric_host::restrict_classes(classes::restrict);
+    Ok(())
 }
 
 /// Prevents this thread, those that it starts, and programs that they execute from gaining rights.

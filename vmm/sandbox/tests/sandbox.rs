@@ -8,7 +8,8 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use ssi_hv_sandbox::{Restricted, Sandbox};
+use fabric_host::{ThreadClass, begin_class};
+use ssi_hv_sandbox::{Restricted, Sandbox, call_name};
 
 /// Names the case that a process of [`in_its_process`] is.
 const CASE: &str = "SSI_HV_SANDBOX_CASE";
@@ -68,8 +69,53 @@ fn in_its_process() {
             unsafe { libc::syscall(libc::SYS_umount2, 0, 0) };
             unreachable!("mounts were changed");
         }
+        Some("classes") => classes(&place),
         other => unreachable!("{other:?}"),
     }
+}
+
+/// How many filters of system calls this thread has.
+fn filters() -> usize {
+    let status = fs::read_to_string("/proc/thread-self/status").expect("allowed");
+    let mut fields = status.lines().filter_map(|line| line.split_once(':'));
+    let field = fields.find(|(name, _)| *name == "Seccomp_filters");
+    let number = field.map(|(_, value)| value.trim().parse().expect("a number"));
+    number.expect("Linux 5.9 and later have it")
+}
+
+/// Starts a thread of that class, which first does what all of them may do.
+fn in_class(
+    class: ThreadClass,
+    then: impl FnOnce() + Send + 'static,
+) -> std::thread::JoinHandle<()> {
+    let mut null = fs::File::create("/dev/null").expect("allowed");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        begin_class(class);
+        std::io::Write::write_all(&mut null, b"x").expect("allowed");
+        sender.send(vec![7_u8; 1 << 20]).expect("a receiver");
+        then();
+    });
+    let sent = receiver.recv().expect("it was not ended");
+    assert_eq!(sent.len(), 1 << 20);
+    thread
+}
+
+fn classes(place: &Path) {
+    let of_process = filters();
+    for class in ThreadClass::ALL {
+        let thread = in_class(class, move || {
+            // To open a file is on no list but that of links, and none is enforced.
+            assert_eq!(filters(), of_process + 1, "{class:?}");
+            let started = std::thread::spawn(filters).join();
+            assert_eq!(started.expect("no panic"), of_process + 1, "{class:?}");
+        });
+        thread.join().expect("no panic");
+    }
+    // Other threads have what they had.
+    assert_eq!(filters(), of_process);
+    fs::read(place.join("read")).expect("allowed");
+    work();
 }
 
 fn files(place: &Path) {
@@ -113,6 +159,17 @@ fn only_named_files_can_be_opened() {
 #[test]
 fn threads_and_sockets_work() {
     assert!(run("work", place().path()).success());
+}
+
+#[test]
+fn threads_of_a_class_do_their_work_and_others_have_more() {
+    assert!(run("classes", place().path()).success());
+}
+
+#[test]
+fn calls_have_the_names_of_the_manual() {
+    assert_eq!(call_name(libc::SYS_mincore), Some("mincore"));
+    assert_eq!(call_name(libc::SYS_execve), None);
 }
 
 #[test]

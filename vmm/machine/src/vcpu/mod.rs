@@ -17,6 +17,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use fabric_host::{ThreadClass, begin_class};
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use ssi_hv_nodes::NodeNumber;
@@ -154,6 +155,7 @@ impl Vcpu {
             shared,
             vcpu: self.index,
         };
+        begin_class(ThreadClass::Vcpu);
         unblock_kick_signal();
         let kicks = match shared.control.kicks()[self.index].register(&self.fd) {
             Ok(kicks) => kicks,
