@@ -1,4 +1,4 @@
-//! The time until the guest's init runs.
+//! What the guest reports of its boot, and when.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -6,18 +6,41 @@ use std::time::{Duration, Instant};
 
 use crate::bus::{BusDevice, write_bytes};
 
-/// The port to which the guest's init writes [`BOOT_TIMER_INIT_REACHED`].
+/// The port to which the guest writes [`BOOT_TIMER_INIT_REACHED`] and [`BOOT_TIMER_READY`].
 pub const BOOT_TIMER_PORT: u64 = 0x5f4;
 /// The byte that reports that the guest's init runs.
 pub const BOOT_TIMER_INIT_REACHED: u8 = 0x7b;
+/// The byte that reports that the guest has booted, and begins with what it is for.
+pub const BOOT_TIMER_READY: u8 = 0x7c;
 
-/// Measures the time from [`start`](Self::start) to the guest's first write of
-/// [`BOOT_TIMER_INIT_REACHED`]. Later writes and other values are ignored; reads return 0xff.
+/// What a guest reports of its boot.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum BootEvent {
+    /// Its init runs.
+    Init,
+    /// It has booted.
+    Ready,
+}
+
+impl BootEvent {
+    /// The byte that reports it.
+    #[must_use]
+    pub const fn byte(self) -> u8 {
+        match self {
+            Self::Init => BOOT_TIMER_INIT_REACHED,
+            Self::Ready => BOOT_TIMER_READY,
+        }
+    }
+}
+
+/// Measures the time from [`start`](Self::start) to the guest's first report of each [`BootEvent`].
+/// Later writes and other values are ignored; reads return 0xff.
 #[derive(Default)]
 pub struct BootTimer {
     start: OnceLock<Instant>,
     to_init: OnceLock<Duration>,
-    on_init: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    to_ready: OnceLock<Duration>,
+    on_event: OnceLock<Box<dyn Fn(BootEvent) + Send + Sync>>,
 }
 
 impl fmt::Debug for BootTimer {
@@ -25,6 +48,7 @@ impl fmt::Debug for BootTimer {
         f.debug_struct("BootTimer")
             .field("start", &self.start)
             .field("to_init", &self.to_init)
+            .field("to_ready", &self.to_ready)
             .finish_non_exhaustive()
     }
 }
@@ -35,10 +59,10 @@ impl BootTimer {
         Self::default()
     }
 
-    /// Sets what to do, once, when the guest's init runs. It is called on the thread that carries out
-    /// the guest's write, and must not wait. Only the first call has an effect.
-    pub fn on_init(&self, call: impl Fn() + Send + Sync + 'static) {
-        let _ = self.on_init.set(Box::new(call));
+    /// Sets what to do when the guest reports an event for the first time. It is called on the thread
+    /// that carries out the guest's write, and must not wait. Only the first call has an effect.
+    pub fn on_event(&self, call: impl Fn(BootEvent) + Send + Sync + 'static) {
+        let _ = self.on_event.set(Box::new(call));
     }
 
     /// Starts the timer, when the first vCPU is about to run. Only the first call has an effect.
@@ -48,7 +72,32 @@ impl BootTimer {
 
     /// The time from the start to the guest's init, or None before the guest has reported it.
     pub fn to_init(&self) -> Option<Duration> {
-        self.to_init.get().copied()
+        self.time_to(BootEvent::Init)
+    }
+
+    /// The time from the start to an event, or None before the guest has reported it.
+    pub fn time_to(&self, event: BootEvent) -> Option<Duration> {
+        self.time_of(event).get().copied()
+    }
+
+    fn time_of(&self, event: BootEvent) -> &OnceLock<Duration> {
+        match event {
+            BootEvent::Init => &self.to_init,
+            BootEvent::Ready => &self.to_ready,
+        }
+    }
+
+    fn reported(&self, event: BootEvent) {
+        let Some(start) = self.start.get() else {
+            return;
+        };
+        let time = start.elapsed();
+        if self.time_of(event).set(time).is_ok() {
+            tracing::debug!(?event, ?time, "the guest reports its boot");
+            if let Some(call) = self.on_event.get() {
+                call(event);
+            }
+        }
     }
 }
 
@@ -58,27 +107,17 @@ impl BusDevice for BootTimer {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        write_bytes(offset, data, |at, byte| {
-            if at == 0
-                && byte == BOOT_TIMER_INIT_REACHED
-                && let Some(start) = self.start.get()
-            {
-                let to_init = start.elapsed();
-                if self.to_init.set(to_init).is_ok() {
-                    tracing::debug!(?to_init, "the guest's init runs");
-                    if let Some(call) = self.on_init.get() {
-                        call();
-                    }
-                }
-            }
+        write_bytes(offset, data, |at, byte| match (at, byte) {
+            (0, BOOT_TIMER_INIT_REACHED) => self.reported(BootEvent::Init),
+            (0, BOOT_TIMER_READY) => self.reported(BootEvent::Ready),
+            _ => {}
         });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Arc, Mutex};
 
     use proptest::prelude::*;
 
@@ -87,23 +126,29 @@ mod tests {
     #[test]
     fn the_first_report_counts() {
         let timer = BootTimer::new();
-        let calls = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&calls);
-        timer.on_init(move || {
-            counted.fetch_add(1, Ordering::Relaxed);
-        });
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let called = Arc::clone(&calls);
+        timer.on_event(move |event| called.lock().unwrap().push(event));
+        let events = || calls.lock().unwrap().clone();
         timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
         assert_eq!(timer.to_init(), None, "the timer was not started");
         timer.start();
         timer.write(0, &[0x7a]);
         assert_eq!(timer.to_init(), None);
-        assert_eq!(calls.load(Ordering::Relaxed), 0);
+        assert_eq!(events(), []);
         timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
         let first = timer.to_init();
         assert!(first.is_some());
         timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
         assert_eq!(timer.to_init(), first);
-        assert_eq!(calls.load(Ordering::Relaxed), 1);
+        assert_eq!(timer.time_to(BootEvent::Ready), None);
+        timer.write(0, &[BOOT_TIMER_READY]);
+        let ready = timer.time_to(BootEvent::Ready);
+        assert!(ready >= first, "{ready:?}");
+        timer.write(1, &[BOOT_TIMER_READY]);
+        timer.write(0, &[BOOT_TIMER_READY]);
+        assert_eq!(timer.time_to(BootEvent::Ready), ready);
+        assert_eq!(events(), [BootEvent::Init, BootEvent::Ready]);
     }
 
     proptest! {

@@ -16,7 +16,7 @@
 //! | [`PmTimer`] | 4 ports | ACPI power-management timer |
 //! | [`I8259`] | ports 0x20..0x22 and 0xa0..0xa2 | interrupt controllers without inputs |
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
-//! | [`BootTimer`] | port 0x5f4 | the guest reports that its init runs |
+//! | [`BootTimer`] | port 0x5f4 | the guest reports that its init runs, and that it has booted |
 //! | [`PanicPort`] | port 0x505 | the guest reports a kernel panic |
 //! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest reports free memory |
 //! | [`virtio::Block`] | such a page | a disk |
@@ -52,7 +52,9 @@ pub use acpi_pm::{
     PM_REGISTERS_LEN, PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, PmRegisters, RESET_VALUE,
     ResetRegister, S5_SLEEP_TYPE,
 };
-pub use boot_timer::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT, BootTimer};
+pub use boot_timer::{
+    BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT, BOOT_TIMER_READY, BootEvent, BootTimer,
+};
 pub use bus::{Bus, BusDevice, BusError, BusRange};
 pub use console_output::{CONSOLE_BUFFER_BYTES_MAX, ConsoleOutput};
 pub use event::{MachineEvent, MachineEvents};

@@ -1,8 +1,8 @@
 //! Scenarios of guests that use CPUs of several hosts to their end, verified from inside. They take
 //! many minutes where walks of page tables are writes, and run by name.
 //!
-//! In most of them the CPUs of other hosts go there when init runs (`from=init`), so that the kernel
-//! boots as on one host.
+//! In most of them the CPUs of other hosts go there when the guest has booted (`from=ready`), so that
+//! it does so as on one host.
 
 mod often;
 
@@ -64,7 +64,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "a CPU that goes to another host when init runs computes there, and the guest boots as on one host",
         needs_product: true,
         hosts: Hosts::TWO_6_12,
-        run: from_init,
+        run: |context| computes_apart(context, &FROM_INIT, "the guest's init runs"),
+    },
+    Scenario {
+        name: "ssi_from_ready",
+        about: "the same, and it goes there when the guest has booted",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| computes_apart(context, &TWO, "the guest has booted"),
     },
     Scenario {
         name: "ssi_offline",
@@ -106,11 +113,15 @@ struct Layout {
 
 const TWO: Layout = Layout {
     cpus: 2,
-    second: ["1", "10.77.0.2:7700,cpus=1,from=init"],
+    second: ["1", "10.77.0.2:7700,cpus=1,from=ready"],
     third: None,
     apart: &[&[1]],
     tests: 8,
     more: &[],
+};
+const FROM_INIT: Layout = Layout {
+    second: ["1", "10.77.0.2:7700,cpus=1,from=init"],
+    ..TWO
 };
 const TWO_FROM_START: Layout = Layout {
     second: ["1", "10.77.0.2:7700,cpus=1"],
@@ -122,14 +133,14 @@ const MERGED: Layout = Layout {
 };
 const THREE: Layout = Layout {
     cpus: 3,
-    third: Some(["1", "10.77.0.3:7700,cpus=1,from=init"]),
+    third: Some(["1", "10.77.0.3:7700,cpus=1,from=ready"]),
     apart: &[&[1], &[2]],
     tests: 10,
     ..TWO
 };
 const FOUR: Layout = Layout {
     cpus: 4,
-    second: ["2", "10.77.0.2:7700,cpus=2,from=init"],
+    second: ["2", "10.77.0.2:7700,cpus=2,from=ready"],
     third: None,
     apart: &[&[2, 3]],
     tests: 12,
@@ -142,7 +153,7 @@ const DEADLINE: Duration = Duration::from_secs(1200);
 /// A kernel that is not moved has its page tables where they can be looked up.
 const PARAMETERS: &str = "nokaslr";
 /// Modules that the guest's init would load: each patches the kernel's text, for which all CPUs
-/// interrupt each other several times, and the program does not need them.
+/// interrupt each other several times, and no command here needs them.
 const NO_MODULES: &str = "module_blacklist=pvpanic_mmio,virtio_mmio,virtio_balloon";
 
 impl Layout {
@@ -278,21 +289,22 @@ fn offline(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Deadline from the start of a guest to init when all its CPUs are on one host until then.
-const TO_INIT_MAX: Duration = Duration::from_secs(120);
+/// Deadline from the start of a guest to a report of its boot before which its CPUs are on one host.
+const ONE_HOST_MAX: Duration = Duration::from_secs(120);
 /// The program of the CPU that moves, by what the shell itself can do, and a second one. 500,500 is
 /// the sum of the first, and the CPU on which it has run is the 39th field of its `stat`.
 const SUM: &str = "taskset -c 1 sh -c 'echo pinned; i=0; s=0; while [ $i -lt 1000 ]; \
     do i=$((i+1)); s=$((s+i)); done; echo sum $s; read x < /proc/self/stat; echo stat $x'; \
     taskset -c 1 sh -c 'echo repeated'";
 
-fn from_init(context: &Context<'_>) -> Result {
-    let nodes = TWO.nodes(context)?;
+/// A program runs on a CPU that goes to another host with an event of the guest's boot.
+fn computes_apart(context: &Context<'_>, layout: &Layout, event: &str) -> Result {
+    let nodes = layout.nodes(context)?;
     let started = Instant::now();
-    let process = TWO.guest(CLOUD, SUM).start(context)?;
-    // The console shows init only after mounts, which take both CPUs.
+    let process = layout.guest(CLOUD, SUM).start(context)?;
+    let moves = format!("{event}: a vCPU moves cpu=1 node=1");
     let lines = [
-        ("init runs: a vCPU moves cpu=1 node=1", TO_INIT_MAX),
+        (moves.as_str(), ONE_HOST_MAX),
         ("pinned", DEADLINE),
         ("sum ", DEADLINE),
         ("repeated", DEADLINE),
@@ -307,8 +319,8 @@ fn from_init(context: &Context<'_>) -> Result {
     let guest = Finished::read(context, process.wait(DEADLINE)?)?;
     has_summed(&guest)?;
     context.note(format!(
-        "init after {:.0} s; from there the pinned program took {:.0} s to begin, its sum {:.0} s, the next \
-         program {:.0} s; the end after {:.0} s; {} faults and {} pages on the node (emulated)",
+        "{event} after {:.0} s; from there the pinned program took {:.0} s to begin, its sum {:.0} s, the \
+         next program {:.0} s; the end after {:.0} s; {} faults and {} pages on the node (emulated)",
         times[0],
         times[1] - times[0],
         times[2] - times[1],

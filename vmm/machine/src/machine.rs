@@ -225,7 +225,7 @@ impl Machine {
         });
         let nodes = nodes.transpose()?;
         if let Some(mover) = nodes.as_ref().map(Primary::mover) {
-            boot_timer.on_init(move || mover.init_runs());
+            boot_timer.on_event(move |event| mover.booted(event));
         }
         Ok(Self {
             nodes,

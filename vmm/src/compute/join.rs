@@ -135,7 +135,7 @@ impl Joined {
             observer: None,
             barrier: Some(Arc::new(Tables(Arc::clone(shared.fences())))),
             halts: Some(Arc::new(Idle(Arc::clone(shared.halts())))),
-            from_init: Vec::new(),
+            late: Vec::new(),
         };
         for (node, mut channel) in streams {
             let exchange = Exchange(&mut channel);

@@ -1,9 +1,10 @@
 //! A node that runs vCPUs of a VM, as it is named:
-//! `HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init]`.
+//! `HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init|ready]`.
 
 use std::fmt;
 use std::str::FromStr;
 
+use devices::BootEvent;
 use fabric_identity::{Name, SubjectError};
 use memory_fabric::compute::COMPUTE_NODES_MAX;
 
@@ -38,6 +39,8 @@ pub enum CpusFrom {
     Start,
     /// Since the guest has reported that its init runs: until then they are on the primary.
     Init,
+    /// Since the guest has reported that it has booted: until then they are on the primary.
+    Ready,
 }
 
 impl CpusFrom {
@@ -46,6 +49,16 @@ impl CpusFrom {
     pub fn is_start(&self) -> bool {
         *self == Self::Start
     }
+
+    /// What the guest has to report before its vCPUs go to the node.
+    #[must_use]
+    pub const fn event(self) -> Option<BootEvent> {
+        match self {
+            Self::Start => None,
+            Self::Init => Some(BootEvent::Init),
+            Self::Ready => Some(BootEvent::Ready),
+        }
+    }
 }
 
 impl fmt::Display for CpusFrom {
@@ -53,6 +66,7 @@ impl fmt::Display for CpusFrom {
         f.write_str(match self {
             Self::Start => "start",
             Self::Init => "init",
+            Self::Ready => "ready",
         })
     }
 }
@@ -64,6 +78,7 @@ impl FromStr for CpusFrom {
         match text {
             "start" => Ok(Self::Start),
             "init" => Ok(Self::Init),
+            "ready" => Ok(Self::Ready),
             given => Err(ParseNodeError::From {
                 given: given.to_owned(),
             }),
@@ -79,7 +94,7 @@ pub enum ParseNodeError {
     Address(#[from] ParseAddressError),
     /// An unknown option follows the address.
     #[error(
-        "`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init]"
+        "`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init|ready]"
     )]
     Option {
         /// The unknown part.
@@ -114,8 +129,9 @@ pub enum ParseNodeError {
     },
     /// vCPUs do not come at that time.
     #[error(
-        "`from={given}` is neither `from=start`, for vCPUs that are on the node from the start of the \
-         guest, nor `from=init`, for such that go there when the guest's init runs"
+        "`from={given}` is none of `from=start`, for vCPUs that are on the node from the start of the \
+         guest, `from=init`, for such that go there when the guest's init runs, and `from=ready`, when \
+         the guest has booted"
     )]
     From {
         /// What was given.
@@ -247,6 +263,8 @@ mod tests {
         let late = node("h:1,from=init,cpus=2,memory=1G").expect("a node");
         assert_eq!(late.from, CpusFrom::Init);
         assert_eq!(late.to_string(), "h:1,cpus=2,memory=1 GiB,from=init");
+        let ready = node_named("h:1,cpus=2,from=ready");
+        assert_eq!(ready, ("h:1,cpus=2,from=ready".into(), true));
         assert_eq!(node(&late.to_string()), Ok(late));
         let soon = node("h:1,cpus=2,from=start").expect("a node");
         assert_eq!(
@@ -256,7 +274,7 @@ mod tests {
         let refused = |text: &str| node(text).expect_err(text).to_string();
         let text = refused("h:1,cpus=1,from=boot");
         assert!(
-            text.contains("`from=boot`") && text.contains("`from=init`"),
+            text.contains("`from=boot`") && text.contains("`from=ready`"),
             "{text}"
         );
         let text = refused("h:1,cpus=1,from=init,from=init");

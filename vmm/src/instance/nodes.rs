@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use devices::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT};
+use devices::{BOOT_TIMER_PORT, BootEvent};
 use fabric_identity::{ExpectedNode, SharedCredentials};
 use memory_fabric::compute::{
     Carrier, ComputeRequest, ComputeTable, DonorDepot, Listeners, Membership, SharedGuest,
@@ -22,7 +22,6 @@ use crate::compute::{JoinError, Joined, LentCpus, Shared, byte_ranges, random_vm
 use crate::config::RunConfig;
 use crate::config::compute::ComputeNode;
 use crate::config::name::called;
-use crate::config::node_arg::CpusFrom;
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
 use crate::machine::{
@@ -53,21 +52,30 @@ fn named(nodes: &[ComputeNode], place: u8) -> String {
     }
 }
 
-/// The nodes whose vCPUs begin on this host.
-fn from_init(nodes: &[ComputeNode]) -> Vec<u8> {
+/// The nodes whose vCPUs begin on this host, and what these wait for.
+fn late(nodes: &[ComputeNode]) -> Vec<(u8, BootEvent)> {
     let nodes = (1..).zip(nodes);
-    let late = nodes.filter(|(_, node)| node.from == CpusFrom::Init);
-    late.map(|(place, _)| place).collect()
+    let late = nodes.filter_map(|(place, node)| Some((place, node.from.event()?)));
+    late.collect()
 }
 
-/// The nodes of `from=init`, as messages name them.
-fn named_from_init(nodes: &[ComputeNode]) -> Option<String> {
-    let names: Vec<_> = from_init(nodes)
-        .into_iter()
-        .map(|place| named(nodes, place))
-        .collect();
+/// The nodes whose vCPUs wait for an event, as messages name them.
+fn named_late(nodes: &[ComputeNode], event: BootEvent) -> Option<String> {
+    let late = late(nodes).into_iter();
+    let late = late.filter(|(_, awaited)| *awaited == event);
+    let names: Vec<_> = late.map(|(place, _)| named(nodes, place)).collect();
     (!names.is_empty()).then(|| names.join(", "))
 }
+
+/// What the guest reports with an event, and the value of `from=` that waits for it.
+const fn reported(event: BootEvent) -> (&'static str, &'static str) {
+    match event {
+        BootEvent::Init => ("that its init runs", "init"),
+        BootEvent::Ready => ("that it has booted", "ready"),
+    }
+}
+
+const EVENTS: [BootEvent; 2] = [BootEvent::Init, BootEvent::Ready];
 
 /// The node that has a CPU for each vCPU: those of this host come first.
 fn owners(config: &RunConfig) -> Vec<u8> {
@@ -234,17 +242,19 @@ impl OtherNodes {
                 let memory = nodes.iter().map(|node| node.memory);
                 let memory = [config.local_memory].into_iter().chain(memory);
                 let memory = memory.map(ByteSize::bytes);
-                let late = from_init(&nodes);
-                if let Some(names) = named_from_init(&nodes) {
-                    tracing::info!(
-                        "the vCPUs of {names} begin on this host, and move when the guest's init \
-                         reports that it runs, by writing {BOOT_TIMER_INIT_REACHED:#x} to port \
-                         {BOOT_TIMER_PORT:#x}"
-                    );
+                let late = late(&nodes);
+                for event in EVENTS {
+                    if let Some(names) = named_late(&nodes, event) {
+                        let (what, byte) = (reported(event).0, event.byte());
+                        tracing::info!(
+                            "the vCPUs of {names} begin on this host, and move when the guest \
+                             reports {what}, by writing {byte:#x} to port {BOOT_TIMER_PORT:#x}"
+                        );
+                    }
                 }
                 let mut owners = owners(config);
                 owners.iter_mut().for_each(|owner| {
-                    if late.contains(owner) {
+                    if late.iter().any(|(node, _)| node == owner) {
                         *owner = 0;
                     }
                 });
@@ -256,7 +266,7 @@ impl OtherNodes {
                     lost,
                 ));
                 links.observer = Some(Arc::clone(&seen) as _);
-                links.from_init = late;
+                links.late = late;
                 let others = Self {
                     nodes,
                     lent,
@@ -306,21 +316,24 @@ impl OtherNodes {
     }
 
     /// Releases the nodes after the end of the run. `all_ended`: no thread touches the guest's
-    /// memory any more. `init_ran`: the guest has reported its init. Returns the failure if a node
-    /// was lost.
+    /// memory any more. `has_reported`: whether the guest has reported an event. Returns the failure
+    /// if a node was lost.
     pub fn end(
         self,
         outcome: &Result<Outcome, MachineError>,
         all_ended: bool,
-        init_ran: bool,
+        has_reported: impl Fn(BootEvent) -> bool,
     ) -> Option<Failure> {
-        if let Some(names) = named_from_init(&self.nodes)
-            && !init_ran
-        {
-            tracing::warn!(
-                "the guest has not reported that its init runs: the vCPUs of {names} with from=init \
-                 stayed on this host, unless `ssi-hv move` has moved them"
-            );
+        for event in EVENTS {
+            if let Some(names) = named_late(&self.nodes, event)
+                && !has_reported(event)
+            {
+                let (what, from) = reported(event);
+                tracing::warn!(
+                    "the guest has not reported {what}: the vCPUs of {names} with from={from} stayed \
+                     on this host, unless `ssi-hv move` has moved them"
+                );
+            }
         }
         // The end of a node is that of the VM from here on.
         drop(self.certificates);

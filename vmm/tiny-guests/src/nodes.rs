@@ -328,9 +328,9 @@ two_cpu_guest!(
     "ret",
 );
 
-// Both CPUs wait while CPU 0 says `a` and reads a byte from the console; then CPU 0 reports that init
-// runs, and both hand a word to and fro. Says `b`, reads another byte, and says `k` when the count is
-// exact.
+// Both CPUs wait while CPU 0 says `a` and reads a byte from the console, which it writes to the port of
+// boot events; then both hand a word to and fro. Says `b`, reads another byte, and says `k` when the
+// count is exact.
 two_cpu_guest!(
     init_on_two_nodes,
     {
@@ -347,7 +347,6 @@ two_cpu_guest!(
     "mov dx, 0x3f8",
     "in al, dx",
     "mov dx, 0x5f4",
-    "mov al, 0x7b",
     "out dx, al",
     "3: call 7f",
     "mov r13d, 300",

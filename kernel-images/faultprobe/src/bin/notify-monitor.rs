@@ -1,4 +1,5 @@
-//! Reports to the monitor that the guest has reached init, by one byte to an I/O port.
+//! Reports to the monitor by one byte to an I/O port that the guest has reached init, or with the
+//! argument `ready` that it has booted.
 //!
 //! A program of its own, since Debian's cloud kernel has no `/dev/port` (`CONFIG_DEVPORT` is off).
 
@@ -10,9 +11,20 @@ use faultprobe::cpu::write_port;
 const PORT: u16 = 0x5f4;
 /// The value that means "init reached".
 const INIT_REACHED: u8 = 0x7b;
+/// The value that means "has booted".
+const READY: u8 = 0x7c;
 
 fn main() -> ExitCode {
-    match write_port(PORT, INIT_REACHED) {
+    let event = std::env::args_os().nth(1);
+    let event = match event.as_ref().map(|event| event.to_str()) {
+        None => INIT_REACHED,
+        Some(Some("ready")) => READY,
+        Some(_) => {
+            eprintln!("notify-monitor: {event:?} is no event: give none for init, or `ready`");
+            return ExitCode::FAILURE;
+        }
+    };
+    match write_port(PORT, event) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("notify-monitor: no access to port {PORT:#x}: {error}");

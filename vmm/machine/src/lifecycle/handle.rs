@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use devices::virtio::VirtioDevice;
-use devices::{BootTimer, PmRegisters};
+use devices::{BootEvent, BootTimer, PmRegisters};
 
 use crate::error::MachineError;
 use crate::lifecycle::kick::VcpuThread;
@@ -117,5 +117,10 @@ impl MachineHandle {
     /// it by writing [`devices::BOOT_TIMER_INIT_REACHED`] to port [`devices::BOOT_TIMER_PORT`].
     pub fn time_to_init(&self) -> Option<Duration> {
         self.boot_timer.to_init()
+    }
+
+    /// Returns whether the guest has reported this event of its boot.
+    pub fn has_reported(&self, event: BootEvent) -> bool {
+        self.boot_timer.time_to(event).is_some()
     }
 }

@@ -23,6 +23,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use devices::BootEvent;
 use ssi_hv_irqchip::{Event, Routing};
 use ssi_hv_nodes::place::{NotOwner, Place, Step, steps};
 use ssi_hv_nodes::{Link, LinkConfig, Message, NodeNumber, Receiver, Stream, VmId};
@@ -49,9 +50,9 @@ pub struct NodesConfig {
     pub me: NodeNumber,
     /// The node that has a CPU for each vCPU. The first is the primary's.
     pub owners: Vec<NodeNumber>,
-    /// On the primary: the nodes whose vCPUs begin there, and move when the guest has reported that
-    /// its init runs.
-    pub from_init: Vec<NodeNumber>,
+    /// On the primary: the nodes whose vCPUs begin there, and what the guest has to have reported
+    /// before they move.
+    pub late: Vec<(NodeNumber, BootEvent)>,
     /// A connection to each other node.
     pub connections: Vec<(NodeNumber, Box<dyn Stream>)>,
     /// A node that is silent for so long is lost.
@@ -279,8 +280,8 @@ pub(crate) struct Connections {
     receivers: Vec<Receiver>,
     /// The node that has a CPU for each vCPU.
     lent: Vec<NodeNumber>,
-    /// The nodes whose vCPUs begin here.
-    from_init: Vec<NodeNumber>,
+    /// The nodes whose vCPUs begin here, and what they wait for.
+    late: Vec<(NodeNumber, BootEvent)>,
 }
 
 /// Makes links of connections.
@@ -313,8 +314,8 @@ impl Connections {
             .into_iter()
             .map(connect)
             .collect::<Result<(Vec<_>, Vec<_>), _>>()?;
-        let (lent, from_init) = (config.owners, config.from_init);
-        let begins = |owner: &NodeNumber| match from_init.contains(owner) {
+        let (lent, late) = (config.owners, config.late);
+        let begins = |owner: &NodeNumber| match late.iter().any(|(node, _)| node == owner) {
             true => config.me,
             false => *owner,
         };
@@ -333,7 +334,7 @@ impl Connections {
             nodes: Arc::new(nodes),
             receivers,
             lent,
-            from_init,
+            late,
         })
     }
 

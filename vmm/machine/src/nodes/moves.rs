@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use devices::BootEvent;
 use ssi_hv_nodes::{Message, NodeNumber};
 use thiserror::Error;
 
@@ -132,8 +133,8 @@ pub(crate) struct Mover {
     seats: Arc<Seats>,
     /// The node that has a CPU for each vCPU.
     lent: Vec<NodeNumber>,
-    /// The nodes to which vCPUs move with the guest's init.
-    from_init: Vec<NodeNumber>,
+    /// The nodes to which vCPUs move when the guest has reported this.
+    late: Vec<(NodeNumber, BootEvent)>,
 }
 
 impl Mover {
@@ -141,27 +142,31 @@ impl Mover {
         nodes: Arc<Nodes>,
         seats: Arc<Seats>,
         lent: Vec<NodeNumber>,
-        from_init: Vec<NodeNumber>,
+        late: Vec<(NodeNumber, BootEvent)>,
     ) -> Self {
         Self {
             nodes,
             seats,
             lent,
-            from_init,
+            late,
         }
     }
 
-    /// The guest's init runs: orders the vCPUs that have waited for it here to go to their nodes. Does
-    /// not wait. One that a command has moved before stays where it is.
-    pub fn init_runs(&self) {
+    /// The guest reports its boot: orders the vCPUs that have waited for that here to go to their
+    /// nodes. Does not wait. One that a command has moved before stays where it is.
+    pub fn booted(&self, event: BootEvent) {
+        let what = match event {
+            BootEvent::Init => "the guest's init runs",
+            BootEvent::Ready => "the guest has booted",
+        };
         let me = self.nodes.me;
         let owners = self.owners();
         for (cpu, (to, owner)) in (0..).zip(self.lent.iter().zip(owners)) {
-            if owner != me || !self.from_init.contains(to) {
+            if owner != me || !self.late.contains(&(*to, event)) {
                 continue;
             }
             match self.order(cpu, *to) {
-                Ok(_) => tracing::info!(cpu, node = to, "the guest's init runs: a vCPU moves"),
+                Ok(_) => tracing::info!(cpu, node = to, "{what}: a vCPU moves"),
                 Err(error) => tracing::warn!("vCPU {cpu} stays on this host: {error}"),
             }
         }

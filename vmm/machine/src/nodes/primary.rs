@@ -40,7 +40,7 @@ impl Primary {
             nodes,
             receivers,
             lent,
-            from_init,
+            late,
         } = connections;
         let InterruptController::User(chip) = interrupts else {
             let reason = "KVM's interrupt controllers do not reach other hosts".to_owned();
@@ -52,7 +52,7 @@ impl Primary {
             seats: Arc::clone(seats),
             shared: Arc::clone(shared),
         };
-        let mover = Mover::new(Arc::clone(&nodes), Arc::clone(seats), lent, from_init);
+        let mover = Mover::new(Arc::clone(&nodes), Arc::clone(seats), lent, late);
         let mut primary = Self {
             nodes,
             threads: Vec::new(),

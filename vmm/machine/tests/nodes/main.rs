@@ -71,7 +71,7 @@ fn nodes_config(
         observer: None,
         barrier: None,
         halts: Some(Arc::new(Idle(Arc::clone(memory.halts())))),
-        from_init: Vec::new(),
+        late: Vec::new(),
     }
 }
 

@@ -8,6 +8,8 @@ use super::sys;
 
 /// The boot event "init reached" (`BOOT_TIMER_INIT_REACHED` of the devices).
 const INIT_REACHED: u8 = 0x7b;
+/// The boot event "ready" (`BOOT_TIMER_READY`).
+const READY: u8 = 0x7c;
 
 /// The second serial port: its path, and its numbers (`Documentation/admin-guide/devices.txt`).
 const CHANNEL: (&CStr, usize, usize) = (c"/dev/ttyS1", 4, 65);
@@ -55,7 +57,10 @@ pub fn main() -> ! {
     };
     let mut text = [0; COMMAND_BYTES_MAX + 1];
     match read_command(&mut text) {
-        Some(command) => shell::run(command, channel, true),
+        Some(command) => {
+            sys::report_boot(READY);
+            shell::run(command, channel, true)
+        }
         None => shell::fail(
             channel,
             b"the command cannot be read from the initial RAM disk",

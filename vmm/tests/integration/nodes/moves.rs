@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use devices::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_READY};
 use serde_json::json;
 use ssi_hv::exit::ExitCode;
 use tiny_guests::halt_for_ever;
@@ -48,33 +49,57 @@ fn nodes_of_vcpus(place: &Place) -> Vec<u64> {
 /// Time between two looks at a status, which has no event.
 const PAUSE: Duration = Duration::from_millis(20);
 
-#[test]
-fn a_vcpu_goes_to_its_node_when_the_guests_init_runs() {
-    if !kvm_is_there() {
-        return;
-    }
+/// Runs a guest that reports an event of its boot, and whose second vCPU then moves or stays.
+/// Returns what it said on standard error.
+fn reports(from: &str, event: u8, moves: bool) -> String {
     let place = Place::new();
     let (_node, address) = node(&place, &["--cpus", "1"]);
-    let late = format!("{address},from=init");
+    let late = format!("{address},from={from}");
     let mut vm = on_two_nodes(&place, &late, init_on_two_nodes::code(), &[]);
     let mut vm = vm.stdin(Stdio::piped()).spawn().expect("it starts");
     let mut keyboard = vm.stdin.take().expect("a pipe");
     wait_for(&mut vm, b'a');
-    assert_eq!(nodes_of_vcpus(&place), [0, 0], "before init");
-    keyboard.write_all(b"x").expect("is read");
+    assert_eq!(nodes_of_vcpus(&place), [0, 0], "before the event");
+    keyboard.write_all(&[event]).expect("is read");
     wait_for(&mut vm, b'b');
     let deadline = Instant::now() + end::LIMIT;
-    while nodes_of_vcpus(&place) != [0, 1] {
+    while moves && nodes_of_vcpus(&place) != [0, 1] {
         assert!(Instant::now() < deadline, "it does not move");
         std::thread::sleep(PAUSE);
     }
+    assert_eq!(nodes_of_vcpus(&place), [0, u64::from(moves)]);
     keyboard.write_all(b"y").expect("is read");
     let output = end::rest_of(vm, end::LIMIT);
     assert_eq!(code_of(&output), Some(0), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "k");
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("begin on this host"), "{said}");
-    assert!(!said.contains("stayed on this host"), "{said}");
+    assert_eq!(said.contains("stayed on this host"), !moves, "{said}");
+    said
+}
+
+#[test]
+fn a_vcpu_goes_to_its_node_when_the_guests_init_runs() {
+    if kvm_is_there() {
+        let said = reports("init", BOOT_TIMER_INIT_REACHED, true);
+        assert!(said.contains("by writing 0x7b"), "{said}");
+    }
+}
+
+#[test]
+fn a_vcpu_goes_to_its_node_when_the_guest_has_booted() {
+    if kvm_is_there() {
+        let said = reports("ready", BOOT_TIMER_READY, true);
+        assert!(said.contains("by writing 0x7c"), "{said}");
+    }
+}
+
+#[test]
+fn a_vcpu_that_waits_for_the_guests_boot_does_not_go_with_its_init() {
+    if kvm_is_there() {
+        let said = reports("ready", BOOT_TIMER_INIT_REACHED, false);
+        assert!(said.contains("with from=ready stayed"), "{said}");
+    }
 }
 
 #[test]
