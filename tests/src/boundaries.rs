@@ -364,7 +364,9 @@ fn sources(path: &Path) -> Vec<PathBuf> {
 
 fn sources_or_none(path: &Path) -> Vec<PathBuf> {
     let is_rust = path.extension().is_some_and(|extension| extension == "rs");
-    if path.is_dir() || is_rust {
+    // `scripts/fuzz` builds in `tests/fuzz/target`, and build scripts write sources there.
+    let is_built = path.file_name().is_some_and(|name| name == "target");
+    if path.is_dir() && !is_built || is_rust {
         sources(path)
     } else {
         Vec::new()
