@@ -17,6 +17,8 @@ pub(super) trait Registered: std::fmt::Debug + Send + Sync {
     fn is_pinned(&self) -> bool;
     /// Returns the key for the peer's requests.
     fn remote_key(&self) -> u32;
+    /// Returns the address of its first byte in the peer's requests.
+    fn base(&self) -> u64;
     /// Returns whether its device is being removed.
     fn is_of_removed_device(&self) -> bool {
         self.domain().device().is_gone()
@@ -34,6 +36,10 @@ impl Registered for MemoryRegion {
 
     fn remote_key(&self) -> u32 {
         self.remote_key()
+    }
+
+    fn base(&self) -> u64 {
+        self.base()
     }
 }
 
@@ -119,7 +125,7 @@ impl Export {
     ) -> Result<Box<dyn Registered>, RdmaError> {
         let pins = u32::from(paging == Paging::Pinned);
         lock(&self.state).pins += pins;
-        match MemoryRegion::register(domain, memory, Access::RemoteWrite, paging) {
+        match MemoryRegion::register_hidden(domain, memory, Access::RemoteWrite, paging) {
             Ok(region) => Ok(Box::new(region)),
             Err(error) => {
                 lock(&self.state).pins -= pins;
@@ -161,7 +167,7 @@ fn describe(region: &dyn Registered, memory: &Mapping) -> (Arc<ProtectionDomain>
     let remote = RemoteMemory {
         key: region.remote_key(),
         pinned: region.is_pinned(),
-        base: memory.as_ptr().addr() as u64,
+        base: region.base(),
         bytes: memory.bytes() as u64,
     };
     (Arc::clone(region.domain()), remote)
@@ -189,6 +195,10 @@ pub(super) mod tests {
         }
 
         fn remote_key(&self) -> u32 {
+            0
+        }
+
+        fn base(&self) -> u64 {
             0
         }
 

@@ -96,7 +96,7 @@ functions! {
         ibv_query_pkey(*mut ibv_context, u8, c_int, *mut u16) -> c_int;
         ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
         ibv_dealloc_pd(*mut ibv_pd) -> c_int;
-        ibv_reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+        ibv_reg_mr_iova2(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
         ibv_dereg_mr(*mut ibv_mr) -> c_int;
         ibv_create_comp_channel(*mut ibv_context) -> *mut ibv_comp_channel;
         ibv_destroy_comp_channel(*mut ibv_comp_channel) -> c_int;

@@ -122,6 +122,18 @@ impl Drop for ProtectionDomain {
     }
 }
 
+/// Adapters map the largest pages by which address and base agree; larger ones than these are rare.
+const BASE_ALIGNMENT: u64 = 2 << 20;
+
+/// Above all bases: a base and the size of any mapping add up to no overflow.
+const BASE_END: u64 = 1 << 62;
+
+/// Returns an address for peers that says nothing about where the memory is in this process, except
+/// within a huge page.
+const fn hidden_base(start: u64, random: u64) -> u64 {
+    (random % BASE_END) / BASE_ALIGNMENT * BASE_ALIGNMENT + start % BASE_ALIGNMENT
+}
+
 /// Whether pages of registered memory are pinned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Paging {
@@ -136,6 +148,8 @@ pub enum Paging {
 pub struct MemoryRegion {
     region: NonNull<ibv_mr>,
     paging: Paging,
+    /// The address of its first byte in requests.
+    base: u64,
     domain: Arc<ProtectionDomain>,
     memory: Arc<Mapping>,
     _shares: [Share; 2],
@@ -163,6 +177,35 @@ impl MemoryRegion {
         access: Access,
         paging: Paging,
     ) -> Result<Self, RdmaError> {
+        let base = memory.as_ptr().addr() as u64;
+        Self::register_at(base, domain, memory, access, paging)
+    }
+
+    /// Like [`Self::register`], with a random [`Self::base`], so that peers do not learn where this
+    /// process has its memory. Requests of this end have to use that base as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::register`], and when the kernel has no random number.
+    pub fn register_hidden(
+        domain: &Arc<ProtectionDomain>,
+        memory: &Arc<Mapping>,
+        access: Access,
+        paging: Paging,
+    ) -> Result<Self, RdmaError> {
+        let random = getrandom::u64()
+            .map_err(|error| RdmaError::System("get a random number", error.into()))?;
+        let base = hidden_base(memory.as_ptr().addr() as u64, random);
+        Self::register_at(base, domain, memory, access, paging)
+    }
+
+    fn register_at(
+        base: u64,
+        domain: &Arc<ProtectionDomain>,
+        memory: &Arc<Mapping>,
+        access: Access,
+        paging: Paging,
+    ) -> Result<Self, RdmaError> {
         let (start, bytes) = (memory.as_ptr(), memory.bytes());
         let limit = domain.device.limits().region_bytes;
         if bytes as u64 > limit {
@@ -178,11 +221,13 @@ impl MemoryRegion {
             Paging::OnDemand => (access.flags() | ibv_access_flags::IBV_ACCESS_ON_DEMAND, 0),
         };
         let pinned = resources::pinned().count(pinned_bytes);
-        let flags = libc::c_int::try_from(flags.0).expect("small flags");
+        let flags = flags.0;
         // SAFETY: the domain is valid, and the mapping outlives the region, which holds it. Nothing
         // relies on its bytes while the adapter writes: they are only accessed as atomics or copied
         // (see `Mapping`), except by `Staging`, whose users guarantee that no request does.
-        let region = unsafe { (verbs().ibv_reg_mr)(domain.as_ptr(), start.cast(), bytes, flags) };
+        let region = unsafe {
+            (verbs().ibv_reg_mr_iova2)(domain.as_ptr(), start.cast(), bytes, base, flags)
+        };
         let region = NonNull::new(region).ok_or_else(|| RdmaError::Register {
             bytes,
             device: domain.device.name().to_owned(),
@@ -191,6 +236,7 @@ impl MemoryRegion {
         Ok(Self {
             region: region?,
             paging,
+            base,
             domain: Arc::clone(domain),
             memory: Arc::clone(memory),
             _shares: [of_device, pinned],
@@ -206,6 +252,12 @@ impl MemoryRegion {
     /// Returns whether its pages are pinned.
     pub fn is_pinned(&self) -> bool {
         self.paging == Paging::Pinned
+    }
+
+    /// Returns the address of its first byte in requests.
+    #[must_use]
+    pub const fn base(&self) -> u64 {
+        self.base
     }
 
     /// Returns the key for local requests.
@@ -230,5 +282,30 @@ impl Drop for MemoryRegion {
             std::mem::forget(Arc::clone(&self.memory));
             tracing::warn!("{error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hidden_base_shows_the_place_in_a_huge_page_alone_and_any_memory_fits_behind_it() {
+        let start = 0x7f12_3456_7000;
+        let base = hidden_base(start, 0x1234_5678_9abc_def0);
+        assert_eq!(base % BASE_ALIGNMENT, start % BASE_ALIGNMENT);
+        assert_eq!(
+            base / BASE_ALIGNMENT,
+            0x1234_5678_9abc_def0 / BASE_ALIGNMENT
+        );
+        // Another number, and another base; another place of the memory, and the same one.
+        assert_ne!(hidden_base(start, 7 << 40), hidden_base(start, 8 << 40));
+        assert_eq!(
+            hidden_base(start + (1 << 30), 7 << 40),
+            hidden_base(start, 7 << 40)
+        );
+        // As much as a process can map.
+        let last = hidden_base(u64::MAX, u64::MAX);
+        assert!(last.checked_add(1 << 57).is_some());
     }
 }
