@@ -42,7 +42,9 @@ pub trait Depot: Send {
     /// Whether the page has a place. Never changes.
     fn has_place(&self, page: PageIndex) -> bool;
 
-    /// Asks for a page that was written; false if there are too many requests now.
+    /// Asks for a page that was written; false if there are too many requests now. One that is not
+    /// taken is tried again after the next [`poll`](Self::poll), so [`arm`](Self::arm) and the
+    /// descriptors report when there may be room.
     fn read(&mut self, page: PageIndex) -> bool;
 
     /// Writes a page, whose bytes are taken before the call returns; false if there are too many
@@ -77,6 +79,9 @@ pub(crate) struct Store {
     written: Vec<PageIndex>,
     /// The same of pages read.
     read: Vec<(PageIndex, Box<PageBytes>)>,
+    /// The depot did not take a request: it may although none of this home is outstanding, and is
+    /// then asked again when it wakes.
+    has_refused: bool,
 }
 
 impl Store {
@@ -86,6 +91,7 @@ impl Store {
             owed: VecDeque::new(),
             written: Vec::new(),
             read: Vec::new(),
+            has_refused: false,
         }
     }
 }
@@ -113,6 +119,7 @@ impl<P: Peers> Engine<P> {
         };
         while let Some(page) = self.home.away.to_read() {
             if !store.depot.read(page) {
+                store.has_refused = true;
                 break;
             }
             self.home.away.reads_now(page);
@@ -147,6 +154,7 @@ impl<P: Peers> Engine<P> {
                 break;
             };
             if !store.depot.write(page, bytes) {
+                store.has_refused = true;
                 self.home.stays(page);
                 break;
             }
@@ -168,6 +176,7 @@ impl<P: Peers> Engine<P> {
             depot,
             written,
             read,
+            has_refused,
             ..
         } = store;
         depot.poll(&mut |stored| match stored {
@@ -180,7 +189,7 @@ impl<P: Peers> Engine<P> {
             }
         });
         let worked = !(written.is_empty() && read.is_empty());
-        if worked {
+        if std::mem::take(has_refused) || worked {
             let (mut written, mut read) = (std::mem::take(written), std::mem::take(read));
             for (page, bytes) in read.drain(..) {
                 self.came(page, bytes)?;

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use fabric_coherence::Member;
+use fabric_replicas::ReplicaSet;
 use fabric_sharing::{Depot, Homes, Stored};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -13,7 +14,7 @@ use crate::homes::{BLOCK_BYTES, BLOCK_PAGES};
 use crate::page::{PAGE_SIZE, PageBytes, PageIndex};
 use crate::stats::PagerStats;
 use crate::transport::{Completion, Interest, PageTransport, Ticket};
-use crate::view::Lenders;
+use crate::view::{Lenders, VmMemory};
 
 /// Longest sleep while requests are outstanding: then stalled connections are looked for, as the pager
 /// does.
@@ -26,7 +27,8 @@ struct Slot {
     block: u32,
 }
 
-/// Stores pages at donors, each in a place that is fixed by its block.
+/// Stores pages at donors, each in a place that is fixed by its block, or in two places: the link to
+/// replicated memory is then the only one with room.
 pub struct DonorDepot {
     /// For reads, by link.
     urgent: Vec<Box<dyn PageTransport>>,
@@ -36,6 +38,7 @@ pub struct DonorDepot {
     wake: EventFd,
     stats: Arc<PagerStats>,
     lenders: Lenders,
+    replicas: Option<Arc<ReplicaSet>>,
     /// By block of the guest.
     slots: Vec<Option<Slot>>,
 }
@@ -73,21 +76,21 @@ impl DonorDepot {
         bulk: Vec<Box<dyn PageTransport>>,
         lent_bytes: Vec<u64>,
         wake: EventFd,
-        stats: Arc<PagerStats>,
-        lenders: Lenders,
+        vm: &VmMemory,
     ) -> Self {
         Self {
             urgent,
             bulk,
             lent_bytes,
             wake,
-            stats,
-            lenders,
+            stats: Arc::clone(&vm.stats),
+            lenders: Arc::clone(&vm.lent_by),
+            replicas: vm.replicas.clone(),
             slots: Vec::new(),
         }
     }
 
-    /// Whole blocks that all donors lend, in bytes.
+    /// Whole blocks that all donors lend, in bytes; where each has two copies, those that they hold.
     #[must_use]
     pub fn lent_bytes(&self) -> u64 {
         self.room().iter().sum::<u64>() * BLOCK_BYTES
@@ -107,12 +110,20 @@ impl DonorDepot {
         for (block, slot) in blocks.into_iter().zip(slots) {
             self.slots[block] = slot;
             if let Some(slot) = slot {
-                used[slot.link] += BLOCK_BYTES;
+                used[self.donor(slot)] += BLOCK_BYTES;
             }
         }
         let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
         for (lender, used) in lenders.iter_mut().zip(used) {
             lender.shared_bytes = used;
+        }
+    }
+
+    /// The index of the donor that has a block, or the copy that is read first.
+    fn donor(&self, slot: Slot) -> usize {
+        match &self.replicas {
+            Some(set) => set.copies().of(slot.block)[0].place.donor.into(),
+            None => slot.link,
         }
     }
 
@@ -165,16 +176,18 @@ impl Depot for DonorDepot {
             stats,
             ..
         } = self;
-        for (transport, donor) in urgent.iter_mut().zip(&stats.donors) {
+        for (link, transport) in urgent.iter_mut().enumerate() {
             transport.poll(&mut |completion| {
-                if let Completion::Read(ticket, bytes) | Completion::ReadFrom(_, ticket, bytes) =
-                    completion
-                {
-                    donor.pages_fetched.increment();
-                    done(Stored::Read(PageIndex::new(ticket.0), bytes));
-                }
+                let (donor, ticket, bytes) = match completion {
+                    Completion::Read(ticket, bytes) => (link, ticket, bytes),
+                    Completion::ReadFrom(donor, ticket, bytes) => (donor, ticket, bytes),
+                    _ => return,
+                };
+                stats.donors[donor].pages_fetched.increment();
+                done(Stored::Read(PageIndex::new(ticket.0), bytes));
             });
         }
+        // Replicated memory counts what each donor confirms itself.
         for (transport, donor) in bulk.iter_mut().zip(&stats.donors) {
             transport.poll(&mut |completion| {
                 if let Completion::Written(ticket) = completion {

@@ -34,18 +34,28 @@ pub(super) fn share(remote_bytes: u64, donors: usize) -> u64 {
     (2 * blocks).div_ceil(others).min(blocks) * BLOCK_BYTES
 }
 
+/// Places two copies of so many bytes, or of as many as donors can hold that lend so much each. Returns
+/// the places, and the blocks that each donor lends.
+pub(super) fn place_at_most(
+    wanted_bytes: u64,
+    lent_bytes: impl Iterator<Item = u64>,
+) -> (Placement, Vec<u32>) {
+    let blocks = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+    let slots = lent_bytes.map(|bytes| blocks(bytes / BLOCK_BYTES));
+    let slots: Vec<u32> = slots.collect();
+    let placement = Placement::new(&slots, blocks(wanted_bytes.div_ceil(BLOCK_BYTES)));
+    (placement, slots)
+}
+
 /// Places two copies of the memory that has its home on donors, which lend so many bytes each.
 pub(super) fn place(
     config: &FabricConfig,
     guest_bytes: u64,
     lent_bytes: impl Iterator<Item = u64>,
 ) -> Result<(Placement, Vec<u32>), FabricError> {
-    let slots = lent_bytes.map(|bytes| u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX));
-    let slots: Vec<u32> = slots.collect();
     let (guest_pages, local_pages) = (guest_bytes >> PAGE_SHIFT, config.local_bytes >> PAGE_SHIFT);
     let home_here = config.local_use.home_here(guest_pages, local_pages);
-    let wanted = (guest_pages - home_here).div_ceil(BLOCK_PAGES.into());
-    let placement = Placement::new(&slots, u32::try_from(wanted).unwrap_or(u32::MAX));
+    let (placement, slots) = place_at_most((guest_pages - home_here) << PAGE_SHIFT, lent_bytes);
     let held_bytes = placement.blocks.len() as u64 * BLOCK_BYTES;
     if config.local_bytes + held_bytes < guest_bytes {
         let missing = guest_bytes - config.local_bytes - held_bytes;

@@ -2,6 +2,7 @@
 
 use super::connections::{Connections, Transports};
 use super::leases::{Leases, LeasesHeld};
+use super::replicas;
 use super::sealing::Sealer;
 use super::sources::Sources;
 use super::{Fabric, FabricConfig, FabricError, FabricObserver};
@@ -15,6 +16,7 @@ use crate::policy::Tier;
 use crate::stats::PagerStats;
 use crate::view::{FabricView, LentBy, VmMemory};
 use crate::wire::TrafficClass;
+use fabric_replicas::Role;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -73,7 +75,15 @@ impl Fabric {
         };
         let sources = Sources::obtain(&asked, &local, wanted.max(BLOCK_BYTES))?;
         let lent = sources.lent();
-        let nodes = Nodes::new(&config.nodes.donors[..lent.len()], &[]);
+        let donors = &config.nodes.donors[..lent.len()];
+        let mut nodes = Nodes::new(donors, &[]);
+        let mut replicas = None;
+        if config.replicated {
+            nodes = Nodes::replicated(donors);
+            let (placement, slots) =
+                replicas::place_at_most(wanted, lent.iter().map(|lent| lent.1));
+            replicas = Some(replicas::set(&placement, &slots, &nodes, observer));
+        }
         // The pager has no part in this memory: for it, all of it is here.
         let homes = HomeTable::new(local, &config.ram, None).with_links(nodes.all());
         let plan = Plan::new(homes, guest_bytes >> PAGE_SHIFT, LocalUse::Cache, &[])?;
@@ -85,7 +95,7 @@ impl Fabric {
             stats: Arc::new(PagerStats::new(nodes.links())),
             plan: Arc::new(plan),
             nodes: Arc::new(nodes),
-            replicas: None,
+            replicas,
             local_bytes: config.local_bytes.min(guest_bytes),
             lent_by: Arc::new(RwLock::new(lent_by.collect())),
             requested_blocks: Arc::default(),
@@ -123,6 +133,14 @@ impl SharedDonors {
         // One thread uses both.
         let classes = [(TrafficClass::Urgent, &wake), (TrafficClass::Bulk, &wake)];
         let mut lent_by = vm.lent_by();
+        let observer = &match &vm.replicas {
+            Some(set) => {
+                let threads = std::iter::once(&wake);
+                replicas::wake_by(set, threads).map_err(system("duplicate an eventfd"))?;
+                replicas::link_observer(set, &vm.nodes, observer)
+            }
+            None => Arc::clone(observer),
+        };
         let Connections {
             mut urgent,
             mut bulk,
@@ -132,6 +150,17 @@ impl SharedDonors {
             ..
         } = Connections::make(config, sources, &classes, &vm.stats, &mut lent_by, observer)?;
         let paths = lent_by.iter().filter_map(|lent_by| lent_by.path.as_ref());
+        let mut room = lent_bytes.to_vec();
+        if let Some(set) = &vm.replicas {
+            for (donor, path) in paths.clone().enumerate() {
+                set.set_path(donor, Arc::clone(path));
+            }
+            // The thread that writes repairs as well.
+            urgent = replicas::join_transports(set, Role::Reader, urgent, &vm.stats);
+            bulk = replicas::join_transports(set, Role::Evictor, bulk, &vm.stats);
+            room.fill(0);
+            room.push(u64::from(set.copies().blocks()) * BLOCK_BYTES);
+        }
         let slowest = paths
             .map(|path| (path.tier(), path.latency_estimate()))
             .max();
@@ -143,14 +172,7 @@ impl SharedDonors {
         let is_sealed = lent_by.iter().map(|lent_by| lent_by.is_sealed);
         sealer.seal(is_sealed.zip(lent_bytes.iter().copied()), transports)?;
         *vm.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
-        let depot = DonorDepot::new(
-            urgent,
-            bulk,
-            lent_bytes.to_vec(),
-            wake,
-            Arc::clone(&vm.stats),
-            Arc::clone(&vm.lent_by),
-        );
+        let depot = DonorDepot::new(urgent, bulk, room, wake, vm);
         Ok(Self {
             depot: Mutex::new(Some(depot)),
             leases: LeasesHeld(Leases::new(rdma_links, links)),

@@ -126,10 +126,19 @@ impl RunSettings {
                 memory,
                 local,
                 lent,
+                in_copies: self.in_copies(),
                 missing,
             });
         }
         Ok(())
+    }
+
+    /// How donors lend what they lend, for messages.
+    fn in_copies(&self) -> &'static str {
+        match self.replicas {
+            0 | 1 => "",
+            _ => ", donors in two copies",
+        }
     }
 
     /// What a VM on several nodes cannot have.
@@ -138,7 +147,6 @@ impl RunSettings {
         let given = [
             (self.irqchip == Some(Irqchip::Kernel), "--irqchip kernel"),
             (self.cluster.is_some(), "--cluster"),
-            (self.replicas != 1, "--replicas"),
             (self.hotplug_memory.is_some(), "--hotplug-memory"),
             (self.numa == Numa::Expose, "--numa expose"),
             (self.cpu_pinning.is_some(), "--cpu-pinning"),
@@ -319,8 +327,17 @@ mod tests {
         let text = refused(Some(64), "127.0.0.1:1", |run| run.merge_tables = Switch::On);
         assert!(text.contains("--merge-tables on with --donor"), "{text}");
         let text = refused(Some(64), "127.0.0.1:1", |run| run.replicas = 2);
+        assert!(text.contains("the number given is 1"), "{text}");
+        let twice = |run: &mut RunSettings| {
+            run.replicas = 2;
+            let other = "127.0.0.1:2,memory=128M";
+            run.donors.push(other.parse().expect("a donor"));
+        };
+        let run = with(Some(64), "127.0.0.1:1,memory=128M", twice).expect("two copies of 128 MiB");
+        assert!(run.replicated);
+        let text = refused(Some(64), "127.0.0.1:1,memory=126M", twice);
         assert!(
-            text.contains("--replicas cannot be used with --node"),
+            text.contains("the 190 MiB") && text.contains("lend, donors in two copies;"),
             "{text}"
         );
         let run = with(Some(64), "127.0.0.1:1", |run| run.seal = Some(Switch::On));

@@ -300,7 +300,7 @@ impl RunSettings {
     /// Copies are on different donors, and those of memory that is there from the start.
     fn check_replicas(&self) -> Result<(), ValidationError> {
         check_range("--replicas", self.replicas, 1, REPLICAS_MAX)?;
-        if self.replicas == 1 || !self.nodes.is_empty() {
+        if self.replicas == 1 {
             return Ok(());
         }
         let replicas = self.replicas;

@@ -184,15 +184,17 @@ pub enum ValidationError {
     },
     /// This host, the nodes and the donors lend too little.
     #[error(
-        "guest memory of {memory} is more than --local-memory {local} and the {lent} that --node and --donor lend; raise --local-memory or memory= of one of these by {missing}, or lower --memory"
+        "guest memory of {memory} is more than --local-memory {local} and the {lent} that --node and --donor lend{in_copies}; raise --local-memory or memory= of one of these by {missing}, or lower --memory"
     )]
     NodesLendTooLittle {
         /// The guest's memory.
         memory: ByteSize,
         /// What this host lends.
         local: ByteSize,
-        /// What the nodes and donors lend.
+        /// What the nodes lend, and the donors lend or can hold in two copies.
         lent: ByteSize,
+        /// That it is two copies, if it is.
+        in_copies: &'static str,
         /// What is missing.
         missing: ByteSize,
     },

@@ -117,6 +117,10 @@ fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
         local,
         by_nodes,
         by_donors,
+        in_copies: match config.replicated {
+            true => " in two copies",
+            false => "",
+        },
         missing,
     };
     Err(Failure::new(ExitCode::DonorUnavailable, error))

@@ -92,7 +92,7 @@ pub enum RunError {
     /// Nodes with vCPUs and donors lend too little.
     #[error(
         "guest memory of {memory} is more than --local-memory {local}, the {by_nodes} of --node and \
-         the {by_donors} that --donor lends; raise --local-memory or memory= of a node by {missing}, \
+         the {by_donors} that --donor lends{in_copies}; raise --local-memory or memory= of a node by {missing}, \
          add a donor, or have one lend more"
     )]
     DonorsLendTooLittle {
@@ -102,8 +102,10 @@ pub enum RunError {
         local: ByteSize,
         /// What the nodes lend.
         by_nodes: ByteSize,
-        /// What the donors lend.
+        /// What the donors lend, or can hold in two copies.
         by_donors: ByteSize,
+        /// That they are two copies, if they are.
+        in_copies: &'static str,
         /// What is missing.
         missing: ByteSize,
     },

@@ -39,6 +39,9 @@ struct Late {
     stored: HashMap<PageIndex, Box<PageBytes>>,
     requests: Vec<Request>,
     random: u64,
+    /// Requests so far, and one of how many is refused although there is room; 0 for none.
+    posted: usize,
+    refuses: usize,
     /// Least time between two completions, and the time of the next one.
     pace: Duration,
     next: Instant,
@@ -64,7 +67,13 @@ impl Late {
     }
 
     fn post(&mut self, request: Request) -> bool {
+        self.posted += 1;
         if self.requests.len() == REQUESTS_MAX {
+            return false;
+        }
+        if self.refuses > 0 && self.posted.is_multiple_of(self.refuses) {
+            // There is room now.
+            self.wake.write(1).expect("an eventfd");
             return false;
         }
         self.requests.push(request);
@@ -137,6 +146,16 @@ fn homes(count: u8) -> Homes {
 
 /// Starts `count` nodes, of which the first has a depot; returns them with what that stores at most.
 fn nodes(count: u8, seed: u64, pace: Duration) -> (Vec<SharedMemory>, Arc<AtomicU64>) {
+    nodes_with(count, seed, pace, 0)
+}
+
+/// The same; the depot refuses one of `refuses` requests.
+fn nodes_with(
+    count: u8,
+    seed: u64,
+    pace: Duration,
+    refuses: usize,
+) -> (Vec<SharedMemory>, Arc<AtomicU64>) {
     let homes = homes(count);
     let most = Arc::new(AtomicU64::new(0));
     // Those blocks of the first node that its own memory cannot keep.
@@ -151,6 +170,8 @@ fn nodes(count: u8, seed: u64, pace: Duration) -> (Vec<SharedMemory>, Arc<Atomic
         stored: HashMap::new(),
         requests: Vec::new(),
         random: seed,
+        posted: 0,
+        refuses,
         pace,
         next: Instant::now(),
         wake: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).expect("an eventfd"),
@@ -237,7 +258,12 @@ fn three_nodes_share_what_one_of_them_stores_elsewhere() {
 
 /// Counts in each page, three times over all of them.
 fn count_alone(memory: &GuestMemory) {
-    for round in 0..3_u64 {
+    count_alone_from(memory, 0);
+}
+
+/// The same in pages with this count.
+fn count_alone_from(memory: &GuestMemory, first: u64) {
+    for round in first..first + 3 {
         for page in 0..PAGES {
             let found = word(memory, page * 4096).fetch_add(1, Ordering::Relaxed);
             assert_eq!(found, round, "page {page}");
@@ -264,6 +290,18 @@ fn a_home_stores_for_another_node_what_it_has_no_room_for() {
     let (nodes, _) = nodes(2, 4, Duration::ZERO);
     let memory = nodes[1].memory();
     count_alone(memory);
+    let stats = nodes[0].stats();
+    is_within_budget(0, 2, stats);
+    assert!(stats.from_depot.get() > 1000, "{stats:?}");
+}
+
+/// A depot such as one with two copies may have no room although nothing is outstanding for its home.
+#[test]
+fn requests_that_a_depot_refuses_are_made_again_when_it_wakes() {
+    let (nodes, _) = nodes_with(2, 6, Duration::ZERO, 2);
+    for (place, node) in nodes.iter().enumerate().rev() {
+        count_alone_from(node.memory(), 3 * (1 - place as u64));
+    }
     let stats = nodes[0].stats();
     is_within_budget(0, 2, stats);
     assert!(stats.from_depot.get() > 1000, "{stats:?}");
