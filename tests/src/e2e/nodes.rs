@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
 use super::donor::Donor;
 use super::guest::{Finished, Guest, SHORT};
+use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -32,6 +34,15 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: by_rdma,
     },
 ];
+
+/// Run by name: its guest boots until init, and goes on on two hosts.
+pub(super) const LONG: &[Scenario] = &[Scenario {
+    name: "nodes_and_donor",
+    about: "a CPU on each of two hosts, and most of the memory on a third one, which lends no CPU",
+    needs_product: true,
+    hosts: Hosts::THREE_6_12,
+    run: beside_donor,
+}];
 
 /// How two hosts are connected.
 #[derive(Clone, Copy, PartialEq)]
@@ -170,6 +181,82 @@ fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
     context.note(format!(
         "2 CPUs on 2 hosts after {:.0} s (emulated)",
         time.as_secs_f64()
+    ));
+    Ok(Verdict::Pass)
+}
+
+/// Deadline from the start to init, until when both CPUs are on host 1, and from there until the CPU that
+/// went to host 2 has pages.
+const WITH_DONOR_DEADLINE: Duration = Duration::from_secs(180);
+/// Pages that went to the donor and came back, at least: the kernel and its initramfs alone are more
+/// than what host 1 lends.
+const DONOR_PAGES_MIN: u64 = 500;
+/// Pages that the CPU on host 2 got, at least.
+const NODE_PAGES_MIN: u64 = 50;
+
+/// Pages of the VM `beside`: those written to its donor, those fetched from it, and those that its node
+/// got.
+fn pages_of(status: &Value) -> anyhow::Result<[u64; 3]> {
+    let of = |pointer: &str| number(status, &format!("/vms/0/nodes/{pointer}"));
+    Ok([
+        of("2/pages_written_back")?,
+        of("2/pages_fetched")?,
+        of("1/transfers/pages_received")?,
+    ])
+}
+
+fn beside_donor(context: &Context<'_>) -> Result {
+    let host = context.testbed.host(1);
+    let node = Donor::lending(context, "256M", &["--cpus", "1"])?;
+    let donor = Donor::third_lending(context, "256M", &[])?;
+    let mut guest = Guest {
+        memory: "256M",
+        ..Guest::local(2, "taskset -c 1 sh -c 'while :; do :; done'")
+    };
+    guest.cmdline.insert_str(0, "nokaslr ");
+    let more = ["--name", "beside", "--local-memory", "32M"];
+    guest.more.extend(more);
+    let node_arg = "10.77.0.2:7700,cpus=1,memory=32M,from=init";
+    guest.more.extend(["--node", node_arg]);
+    guest.more.extend(["--donor", "10.77.0.3:7700,memory=192M"]);
+    let started = Instant::now();
+    let process = guest.start(context)?;
+    let moves = "init runs: a vCPU moves cpu=1 node=1";
+    process
+        .wait_for_line(moves, WITH_DONOR_DEADLINE)
+        .with_context(|| format!("errors: {}", process.stderr()))?;
+    let to_init = started.elapsed();
+    let wanted = [DONOR_PAGES_MIN, DONOR_PAGES_MIN, NODE_PAGES_MIN];
+    let deadline = Instant::now() + WITH_DONOR_DEADLINE;
+    let pages = loop {
+        let now = status(host, &["beside"])?;
+        let pages = pages_of(&now)?;
+        let mut enough = pages.iter().zip(wanted);
+        if enough.all(|(pages, least)| *pages >= least) {
+            break pages;
+        }
+        ensure!(Instant::now() < deadline, "{pages:?} pages: {now}");
+    };
+    let time = started.elapsed();
+    process.kill(libc::SIGTERM)?;
+    let guest = Finished::read(context, process.wait(SHORT)?)?;
+    guest.expect_exit(TERMINATED)?;
+    let nodes = &guest.report["nodes"];
+    let cpus = &nodes[1]["cpus"];
+    ensure!(*cpus == serde_json::json!([1]), "CPUs on the node: {cpus}");
+    ensure!(nodes[2]["role"] == "donor", "nodes: {nodes}");
+    // On another host.
+    ensure!(nodes[2]["sealed"] == true, "the donor: {}", nodes[2]);
+    for lender in [node, donor] {
+        let report = lender.end(context)?;
+        ensure!(report["lent_bytes"] == 0, "a lender's report: {report}");
+    }
+    let [written, fetched, received] = pages;
+    context.note(format!(
+        "init after {:.0} s; after {:.0} s {written} pages were written to the donor and {fetched} fetched, and \
+         the node had got {received} (emulated)",
+        to_init.as_secs_f64(),
+        time.as_secs_f64(),
     ));
     Ok(Verdict::Pass)
 }

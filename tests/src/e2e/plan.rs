@@ -103,7 +103,13 @@ impl Plan {
             essential,
             alone: alone.concat(),
             together,
-            long: [distro::SCENARIOS, irqchip_compared::LONG, ssi::SCENARIOS].concat(),
+            long: [
+                distro::SCENARIOS,
+                irqchip_compared::LONG,
+                nodes::LONG,
+                ssi::SCENARIOS,
+            ]
+            .concat(),
         }
     }
 
