@@ -235,7 +235,7 @@ impl FabricView {
         let donors = donors.map(|(link, (lent_by, stats))| NodeSummary {
             id: self.vm.nodes.node_at(link),
             address: lent_by.address,
-            memory_bytes: self.homes_at(link) + lent_by.shared_bytes,
+            memory_bytes: self.homes_at(link, lent_by),
             is_sealed: lent_by.is_sealed,
             pages_fetched: stats.pages_fetched.get(),
             pages_written_back: stats.pages_written_back.get(),
@@ -251,12 +251,13 @@ impl FabricView {
     }
 
     /// Returns the guest's memory whose home, or first copy, is at a donor.
-    fn homes_at(&self, link: usize) -> u64 {
+    fn homes_at(&self, link: usize, lent_by: &LentBy) -> u64 {
+        let Some(set) = &self.vm.replicas else {
+            let pages = self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link));
+            return (pages << PAGE_SHIFT) + lent_by.shared_bytes;
+        };
         let donor = u8::try_from(link).expect("a few links");
-        match &self.vm.replicas {
-            Some(set) => u64::from(set.copies().first_copies_at(donor)) * BLOCK_BYTES,
-            None => self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link)) << PAGE_SHIFT,
-        }
+        u64::from(set.copies().first_copies_at(donor)) * BLOCK_BYTES
     }
 
     /// Returns the memory of this node that was added to the guest.

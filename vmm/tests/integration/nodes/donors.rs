@@ -53,10 +53,15 @@ fn all_is_given_back(place: &Place, nodes: usize) {
 /// Waits until the VM's status, which is returned, is as wanted.
 fn status_when(place: &Place, is_wanted: impl Fn(&Value) -> bool) -> Value {
     until(|| {
-        // By its name, a VM that starts would be refused.
-        let mut all = place.json(&["status", "--json"]);
-        let status = all["vms"].get_mut(0).map_or(Value::Null, Value::take);
-        if !status.is_null() && is_wanted(&status) {
+        // A VM that starts is not known by its name yet. All of them are not asked: a donor that is
+        // stopped would not answer.
+        let mut command = place.command(&["status", "two", "--json"]);
+        let output = command.output().expect("it starts");
+        let all: Result<Value, _> = serde_json::from_slice(&output.stdout);
+        let Ok(status) = all.map(|mut all| all["vms"][0].take()) else {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        };
+        if is_wanted(&status) {
             return Ok(status);
         }
         Err(status.to_string())
