@@ -360,7 +360,10 @@ impl Copies {
                 }
                 if ledger.loans[usize::from(donor)].lost {
                     let avoided = copies[other].place.donor;
-                    let Some((place, is_empty)) = self.free_place(&mut ledger, avoided) else {
+                    let free = self.free_place(&mut ledger, avoided);
+                    // A block without a second copy comes before one that moves.
+                    let free = free.or_else(|| self.reserved_place(&mut ledger, avoided));
+                    let Some((place, is_empty)) = free else {
                         continue;
                     };
                     let state = match is_empty {

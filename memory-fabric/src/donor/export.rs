@@ -125,7 +125,14 @@ impl Export {
     ) -> Result<Box<dyn Registered>, RdmaError> {
         let pins = u32::from(paging == Paging::Pinned);
         lock(&self.state).pins += pins;
-        match MemoryRegion::register_hidden(domain, memory, Access::RemoteWrite, paging) {
+        let region = match paging {
+            Paging::Pinned => {
+                MemoryRegion::register_hidden(domain, memory, Access::RemoteWrite, paging)
+            }
+            // The kernel's SoftRoCE computes the page from the address itself in this case.
+            Paging::OnDemand => MemoryRegion::register(domain, memory, Access::RemoteWrite, paging),
+        };
+        match region {
             Ok(region) => Ok(Box::new(region)),
             Err(error) => {
                 lock(&self.state).pins -= pins;

@@ -3,10 +3,13 @@
 
 use super::replicas::{GUEST, assert_one_loss, events, increment, replicated};
 use fabric_homes::NodeId;
+use fabric_test_support::delay::delayed;
 use fabric_test_support::*;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{DonorAddress, DrainState, Sealing, TransportKind};
 use memory_fabric::view::FabricView;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Drains one of three donors while threads increment words, and kills another one after it.
@@ -104,10 +107,15 @@ fn a_donor_that_cannot_leave_is_refused_with_numbers_and_used_on() {
 #[test]
 fn a_donor_that_is_killed_while_it_leaves_loses_nothing() {
     let mut donors = [Some(donor(GUEST)), Some(donor(GUEST)), Some(donor(GUEST))];
-    let addresses = donors.each_ref().map(|donor| {
+    let mut addresses = donors.each_ref().map(|donor| {
         let donor = donor.as_ref().expect("running");
         donor.address()
     });
+    // Until the donor is killed, each block takes more than half a second: 16 pages in 20 ms.
+    let delay_us = Arc::<AtomicU64>::default();
+    for other in &mut addresses[1..] {
+        *other = delayed(*other, Arc::clone(&delay_us));
+    }
     let mut config = replicated(&addresses);
     config.grace = Duration::from_millis(200);
     let running = start(&config);
@@ -117,11 +125,10 @@ fn a_donor_that_is_killed_while_it_leaves_loses_nothing() {
     let mut is_killed = false;
     increment(&running, 6, 150_000, |done| {
         if done > 20_000 && !is_killed {
+            delay_us.store(20_000, Ordering::Relaxed);
             drains.drain(node, &[]).expect("the others have room");
-            while view.drain().is_some_and(|drain| drain.moved_bytes == 0) {
-                std::thread::yield_now();
-            }
             drop(donors[0].take());
+            delay_us.store(0, Ordering::Relaxed);
             is_killed = true;
         }
         let replicas = view.replicas().expect("replicated");

@@ -93,7 +93,8 @@ pub struct RemoteMemory {
     /// Whether all its pages are pinned. Otherwise a request may have to wait while a page is
     /// allocated.
     pub pinned: bool,
-    /// The address of its first byte in requests. It says nothing about the donor's addresses.
+    /// The address of its first byte in requests. It says nothing about the donor's
+    /// addresses, except within a huge page, or with paging on demand.
     pub base: u64,
     /// Its size.
     pub bytes: u64,

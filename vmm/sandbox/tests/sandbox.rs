@@ -162,7 +162,7 @@ fn threads_and_sockets_work() {
 }
 
 #[test]
-fn threads_of_a_class_do_their_work_and_others_have_more() {
+fn threads_of_a_class_have_a_second_filter_and_others_have_one() {
     assert!(run("classes", place().path()).success());
 }
 

@@ -24,10 +24,23 @@ enum State {
 fn state_of(line: &str) -> State {
     // `itlb_multihit` has the state of KVM behind a prefix, or "Processor vulnerable".
     let state = line.strip_prefix("KVM: ").unwrap_or(line);
-    if state.starts_with("Vulnerable") || state.starts_with("Processor vulnerable") {
+    // A mitigation may leave parts open: "VMX: vulnerable, SMT disabled", "BHI: Vulnerable"; unless
+    // KVM does something of its own: "BHI: Vulnerable, KVM: SW loop".
+    let mut parts = state.split(';').map(str::trim);
+    let is_open = |part: &str| {
+        let (first, more) = part.split_once(',').unwrap_or((part, ""));
+        let what = first.rsplit(": ").next().unwrap_or(first);
+        what.eq_ignore_ascii_case("vulnerable") && !more.contains("KVM: ")
+    };
+    if state.starts_with("Vulnerable")
+        || state.starts_with("Processor vulnerable")
+        || parts.clone().any(is_open)
+    {
         State::Vulnerable
     } else if state.contains("SMT vulnerable") {
         State::SafeWithoutSmt
+    } else if parts.any(|part| part == "SMT Host state unknown") {
+        State::Unknown
     } else if state.starts_with("Not affected") || state.starts_with("Mitigation") {
         State::Safe
     } else {
@@ -100,20 +113,24 @@ mod tests {
         judge(&with(lines).host())
     }
 
-    const SAFE: [(&str, &str); 3] = [
+    const SAFE: [(&str, &str); 4] = [
         (
             "l1tf",
             "Mitigation: PTE Inversion; VMX: flush not necessary, SMT disabled",
         ),
         ("meltdown", "Not affected"),
         ("itlb_multihit", "KVM: Mitigation: VMX disabled"),
+        (
+            "spectre_v2",
+            "Mitigation: Retpolines; STIBP: disabled; RSB filling; BHI: Vulnerable, KVM: SW loop",
+        ),
     ];
 
     #[test]
     fn a_processor_that_is_not_affected_or_mitigated_is_ok() {
         let finding = judged(&SAFE);
         assert_eq!(finding.status, Status::Ok);
-        assert_eq!(finding.detail, "against all 3 known vulnerabilities");
+        assert_eq!(finding.detail, "against all 4 known vulnerabilities");
     }
 
     #[test]
@@ -126,10 +143,18 @@ mod tests {
                 "Vulnerable: Clear CPU buffers attempted, no microcode; SMT vulnerable",
             ),
             ("retbleed", "Vulnerable"),
+            (
+                "spectre_v2",
+                "Mitigation: Enhanced / Automatic IBRS; IBPB: conditional; PBRSB-eIBRS: SW sequence; BHI: Vulnerable",
+            ),
+            (
+                "srbds",
+                "Mitigation: PTE Inversion; VMX: vulnerable, SMT disabled",
+            ),
         ];
         let finding = judged(&lines);
         assert_eq!(finding.status, Status::Warning);
-        let named = "none against itlb_multihit, mds, retbleed:";
+        let named = "none against itlb_multihit, mds, retbleed, spectre_v2, srbds:";
         assert!(finding.detail.starts_with(named), "{}", finding.detail);
         let remedy = finding.remedy.expect("a remedy");
         assert!(remedy.contains("microcode"), "{remedy}");
@@ -156,6 +181,8 @@ mod tests {
         let finding = judged(&[SAFE[1], ("gather_data_sampling", unknown)]);
         assert_eq!(finding.status, Status::Warning);
         assert!(finding.detail.contains("gather_data_sampling"));
+        let nested = "Mitigation: Clear CPU buffers; SMT Host state unknown";
+        assert_eq!(judged(&[SAFE[1], ("mds", nested)]).status, Status::Warning);
         assert_eq!(judged(&[]).status, Status::Warning);
     }
 }

@@ -43,7 +43,7 @@ fn drains_of<'a>(instance: &Instance, booted: &'a BootedVm) -> Result<&'a VmDrai
 /// Returns why a VM has no donor that can be drained.
 fn why_not(config: &RunConfig) -> &'static str {
     if !config.nodes.is_empty() {
-        "the memory of a VM with --node is on the hosts of its vCPUs, not on donors"
+        "a page of a VM with --node has a fixed place, also at donors"
     } else if config.transport == TransportKind::Loopback {
         "a VM with --transport loopback has no donors"
     } else {

@@ -147,8 +147,9 @@ fn watched(
 
 impl OtherNodes {
     /// Asks all nodes for their vCPUs and memory, and shares the memory of `fabric`, which nothing
-    /// has touched, with them. What its donors lend counts as lent by this host. Nodes are shown the certificate of `shown`. Returns them with what
-    /// [`machine`](Self::machine) needs, or `None` when the VM is on this host alone.
+    /// has touched, with them. What its donors lend counts as lent by this host. Nodes are shown the
+    /// certificate of `shown`. Returns them with what [`machine`](Self::machine) needs, or `None` when
+    /// the VM is on this host alone.
     pub fn start(
         config: &RunConfig,
         fabric: &Fabric,

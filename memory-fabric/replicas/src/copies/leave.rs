@@ -33,6 +33,8 @@ pub enum LeaveError {
 #[derive(Clone, Copy, Debug)]
 struct Move {
     block: u32,
+    /// The donor of the other copy when the place was reserved.
+    avoided: u8,
     /// Where to, and whether that is all zero; `None` when it is to be found.
     to: Option<(Place, bool)>,
 }
@@ -82,11 +84,14 @@ impl Copies {
             Some((block, other.place.donor))
         });
         let all: Vec<_> = all.collect();
-        let found = all.iter().map_while(|&(block, avoided)| {
-            let to = Some(self.free_place(&mut ledger, avoided)?);
-            Some(Move { block, to })
-        });
-        let moves: VecDeque<Move> = found.collect();
+        let mut moves = VecDeque::with_capacity(all.len());
+        for &(block, avoided) in &all {
+            let to = self.free_place(&mut ledger, avoided);
+            let to = to.or_else(|| self.exchanged_place(&mut ledger, avoided, &mut moves));
+            if to.is_some() {
+                moves.push_back(Move { block, avoided, to });
+            }
+        }
         let count = |blocks: usize| u32::try_from(blocks).expect("23 bits");
         if moves.len() < all.len() {
             ledger.leaving = None;
@@ -101,6 +106,33 @@ impl Copies {
         ledger.leaving = Some(Leaving { donor, moves });
         self.note_change();
         Ok(count(all.len()))
+    }
+
+    /// Finds a place when all that are left are on the donor to be avoided: one of them goes to an
+    /// earlier move, whose place is returned.
+    fn exchanged_place(
+        &self,
+        ledger: &mut Ledger,
+        avoided: u8,
+        moves: &mut VecDeque<Move>,
+    ) -> Option<(Place, bool)> {
+        let is_elsewhere = |one: &&mut Move| {
+            let to = one.to.map(|(place, _)| place.donor);
+            one.avoided != avoided && to != Some(avoided)
+        };
+        let earlier = moves.iter_mut().find(is_elsewhere)?;
+        let place = self.free_place(ledger, earlier.avoided)?;
+        earlier.to.replace(place)
+    }
+
+    /// Takes a place that is reserved for a move, which finds another one later or stays.
+    pub(super) fn reserved_place(&self, ledger: &mut Ledger, avoided: u8) -> Option<(Place, bool)> {
+        let is_usable = |one: &&mut Move| {
+            let to = one.to.map(|(place, _)| place.donor);
+            to.is_some_and(|donor| donor != avoided && !self.is_out(donor))
+        };
+        let moves = &mut ledger.leaving.as_mut()?.moves;
+        moves.iter_mut().rev().find(is_usable)?.to.take()
     }
 
     /// Returns the other copy of a block that has one on a donor.
@@ -197,7 +229,8 @@ impl Copies {
         }
         if let Some(leaving) = &mut ledger.leaving {
             let block = given_up.block;
-            leaving.moves.push_back(Move { block, to: None });
+            let (avoided, to) = (given_up.to.donor, None);
+            leaving.moves.push_back(Move { block, avoided, to });
         }
         self.note_change();
     }

@@ -79,6 +79,26 @@ impl MemoryRegion {
         domain.absurd()
     }
 
+    /// Registers memory at a random address for peers.
+    ///
+    /// # Errors
+    ///
+    /// None: there is no domain.
+    pub fn register_hidden(
+        domain: &Arc<ProtectionDomain>,
+        _: &Arc<fabric_host::Mapping>,
+        _: Access,
+        _: Paging,
+    ) -> Result<Self, RdmaError> {
+        domain.absurd()
+    }
+
+    /// Returns the address of its first byte in requests.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        match self.0 {}
+    }
+
     /// Returns its domain.
     #[must_use]
     pub fn domain(&self) -> &Arc<ProtectionDomain> {

@@ -68,6 +68,55 @@ fn a_donor_whose_copies_find_no_room_stays_and_no_slot_is_taken() {
 }
 
 #[test]
+fn places_are_exchanged_where_that_makes_room_for_all() {
+    // Three blocks on donor 0, whose other copies are on 3, 1 and 2, and one slot left on each of
+    // these: only some orders of the blocks find places without an exchange.
+    for others in [
+        [3, 1, 2],
+        [3, 2, 1],
+        [1, 2, 3],
+        [1, 3, 2],
+        [2, 1, 3],
+        [2, 3, 1],
+    ] {
+        let pair = |(slot, donor)| [Place { donor: 0, slot }, Place { donor, slot: 0 }];
+        let places: Vec<_> = (0..).zip(others).map(pair).collect();
+        let copies = Copies::new(&places, &[3, 2, 2, 2], &[3, 1, 1, 1]);
+        assert_eq!(copies.leave(0), Ok(3), "{others:?}");
+        assert_eq!(move_all(&copies), (3, 0), "{others:?}");
+        for block in 0..3 {
+            let [first, second] = copies.of(block).map(|copy| copy.place.donor);
+            assert_ne!(first, second, "block {block}");
+        }
+    }
+}
+
+#[test]
+fn a_block_with_one_copy_takes_a_place_that_is_reserved_for_a_move() {
+    // Donor 0 leaves; donor 1 is lost meanwhile; 2 and 3 have all the room, which is reserved.
+    let place = |donor, slot| Place { donor, slot };
+    let places = [
+        [place(0, 0), place(2, 0)],
+        [place(0, 1), place(3, 0)],
+        [place(1, 0), place(2, 1)],
+        [place(1, 1), place(3, 1)],
+    ];
+    let copies = Copies::new(&places, &[2, 2, 3, 3], &[2, 2, 2, 2]);
+    assert_eq!(copies.leave(0), Ok(2));
+    assert_eq!(copies.exclude(1), Ok(true));
+    copies.lose(1);
+    assert_eq!(copies.degraded(), 2);
+    let mut from = 0;
+    while let Some(repair) = copies.begin_repair(from) {
+        from = repair.block;
+        assert!(copies.end_repair(&repair));
+    }
+    assert_eq!(copies.degraded(), 0);
+    assert_eq!(move_with_what_is_left(&copies), (0, 2));
+    assert_eq!(copies.degraded(), 0, "what stays has two copies");
+}
+
+#[test]
 fn what_cannot_move_any_more_stays_and_the_donor_is_used_on() {
     let copies = copies(&[2, 2, 2], 2);
     // Both copies of each block are on donors 0 and 1, or one is on donor 2.
