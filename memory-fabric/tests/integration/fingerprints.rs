@@ -4,6 +4,7 @@ use fabric_test_support::*;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::FabricConfig;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;
@@ -36,7 +37,9 @@ fn changed_go_home(running: &Running, is_touched: impl Fn(usize) -> bool) {
     let donors = &running.fabric.stats().donors;
     let written = || -> u64 { donors.iter().map(|d| d.pages_written_back.get()).sum() };
     let mut idle = 0;
-    for _ in 0..40 {
+    // A busy machine needs more rounds, or more time for each, until the evictor has come to all pages.
+    let deadline = Instant::now() + 2 * PATIENCE;
+    for _ in (0..).take_while(|&round| round < 40 || Instant::now() < deadline) {
         let before = written();
         let pages = (0..words.pages()).map(|_| random.below(words.pages()));
         touch_by_write(words, pages.filter(|&page| is_touched(page)));

@@ -137,7 +137,7 @@ fn nodes_with_cpus_run_vcpus_of_the_vm() {
         (
             "cpus = 4",
             "cpus = 4\nreplicas = 2",
-            "--replicas cannot be used with --node",
+            "--replicas 2 needs 2 donors, each for one copy of a page; the number given is 0",
         ),
         (
             "memory = \"1G\"\n\n[[node]]\nmemory",
