@@ -136,9 +136,11 @@ fn a_donor_that_is_killed_while_it_leaves_loses_nothing() {
         is_killed && is_over && replicas.degraded_bytes == 0
     });
     let drain = view.drain().expect("a drain");
-    let DrainState::Failed(why) = drain.state else {
-        panic!("{drain:?}");
-    };
-    assert!(why.contains("was lost"), "{why}");
+    match &drain.state {
+        DrainState::Failed(why) => assert!(why.contains("was lost"), "{why}"),
+        // All of its copies were made again before the end of the drain was noticed.
+        DrainState::Done => assert!(drain.moved_bytes < drain.bytes, "{drain:?}"),
+        DrainState::Moving | DrainState::Leaving => panic!("{drain:?}"),
+    }
     running.fabric.shutdown();
 }
