@@ -33,8 +33,6 @@ pub enum LeaveError {
 #[derive(Clone, Copy, Debug)]
 struct Move {
     block: u32,
-    /// The donor of the other copy when the place was reserved.
-    avoided: u8,
     /// Where to, and whether that is all zero; `None` when it is to be found.
     to: Option<(Place, bool)>,
 }
@@ -87,9 +85,9 @@ impl Copies {
         let mut moves = VecDeque::with_capacity(all.len());
         for &(block, avoided) in &all {
             let to = self.free_place(&mut ledger, avoided);
-            let to = to.or_else(|| self.exchanged_place(&mut ledger, avoided, &mut moves));
+            let to = to.or_else(|| self.exchanged_place(&mut ledger, donor, avoided, &mut moves));
             if to.is_some() {
-                moves.push_back(Move { block, avoided, to });
+                moves.push_back(Move { block, to });
             }
         }
         let count = |blocks: usize| u32::try_from(blocks).expect("23 bits");
@@ -113,15 +111,16 @@ impl Copies {
     fn exchanged_place(
         &self,
         ledger: &mut Ledger,
+        leaving: u8,
         avoided: u8,
         moves: &mut VecDeque<Move>,
     ) -> Option<(Place, bool)> {
-        let is_elsewhere = |one: &&mut Move| {
-            let to = one.to.map(|(place, _)| place.donor);
-            one.avoided != avoided && to != Some(avoided)
-        };
-        let earlier = moves.iter_mut().find(is_elsewhere)?;
-        let place = self.free_place(ledger, earlier.avoided)?;
+        let (earlier, other) = moves.iter_mut().find_map(|one| {
+            let other = self.other_than(one.block, leaving)?.place.donor;
+            let (to, _) = one.to?;
+            (other != avoided && to.donor != avoided).then_some((one, other))
+        })?;
+        let place = self.free_place(ledger, other)?;
         earlier.to.replace(place)
     }
 
@@ -229,8 +228,7 @@ impl Copies {
         }
         if let Some(leaving) = &mut ledger.leaving {
             let block = given_up.block;
-            let (avoided, to) = (given_up.to.donor, None);
-            leaving.moves.push_back(Move { block, avoided, to });
+            leaving.moves.push_back(Move { block, to: None });
         }
         self.note_change();
     }
