@@ -36,6 +36,7 @@ fn changed_go_home(running: &Running, is_touched: impl Fn(usize) -> bool) {
     let mut random = Random(5);
     let donors = &running.fabric.stats().donors;
     let written = || -> u64 { donors.iter().map(|d| d.pages_written_back.get()).sum() };
+    let at_start = written();
     let mut idle = 0;
     // A busy machine needs more rounds, or more time for each, until the evictor has come to all pages.
     let deadline = Instant::now() + 2 * PATIENCE;
@@ -43,6 +44,9 @@ fn changed_go_home(running: &Running, is_touched: impl Fn(usize) -> bool) {
         let before = written();
         let pages = (0..words.pages()).map(|_| random.below(words.pages()));
         touch_by_write(words, pages.filter(|&page| is_touched(page)));
+        // Each at most once, whatever the load: nothing changes here.
+        let went_home = written() - at_start;
+        assert!(went_home <= words.pages() as u64, "{went_home} pages");
         idle = if written() == before { idle + 1 } else { 0 };
         // A page may have been in use all the time.
         if idle == 4 {
