@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{ID, USER, is_of_user, is_root, new_root};
 use crate::pki::succeeds;
-use crate::running::{Place, Running, count, end, node, until, vm_with};
+use crate::running::{Place, Running, count, end, next_address, node, until, vm_with};
 use crate::support::kvm_is_there;
 
 /// Passes connections on to a node, and cuts them.
@@ -147,9 +147,7 @@ fn certificates_below_the_new_root_are_read_again() {
         &place,
         &["--credentials", &alpha, "--allow", &format!("@{rules}")],
     );
-    let mut line = String::new();
-    io::BufRead::read_line(&mut node.console, &mut line).expect("it prints");
-    let address = line.trim().rsplit(' ').next().expect("an address");
+    let address = next_address(&mut node);
     let cutter = Cutter::new(address.parse().expect("an address"));
     let donor = format!("{},name=alpha", cutter.address);
     let web = place.path("new/web");
@@ -187,14 +185,7 @@ fn certificates_outside_the_new_root_stay_in_use() {
     succeeds(at, "issue ca vm/web -o web");
     let alpha = place.path("alpha");
     let (mut node, _) = node(&place, &["--credentials", &alpha, "--allow", "vm/web"]);
-    let mut line = String::new();
-    io::BufRead::read_line(&mut node.console, &mut line).expect("it prints");
-    let address = line
-        .trim()
-        .rsplit(' ')
-        .next()
-        .expect("an address")
-        .to_owned();
+    let address = next_address(&mut node);
     let web = place.path("web");
     for transport in ["tcp", "udp"] {
         let cutter = Cutter::new(address.parse().expect("an address"));

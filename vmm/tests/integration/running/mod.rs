@@ -195,13 +195,14 @@ pub fn node(place: &Place, more: &[&str]) -> (Running, String) {
     .concat();
     let mut node = Running::start(&mut place.command(&arguments));
     node.speaks();
+    let address = next_address(&mut node);
+    (node, address)
+}
+
+/// Returns the address at the end of the next line that a node prints.
+pub fn next_address(node: &mut Running) -> String {
     let mut line = String::new();
     node.console.read_line(&mut line).expect("it prints");
-    let address = line
-        .trim()
-        .rsplit(' ')
-        .next()
-        .expect("an address")
-        .to_owned();
-    (node, address)
+    let address = line.trim().rsplit(' ').next();
+    address.expect("an address").to_owned()
 }
