@@ -9,7 +9,8 @@ use super::bed::{add_rxe, remove_rxe};
 use super::donor::Donor;
 use super::guest::{Finished, Guest, SHORT};
 use super::status::{number, status};
-use super::{Context, Hosts, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict, stall};
+use crate::testbed::{RemoteProcess, TestbedError};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -82,8 +83,11 @@ fn issue(context: &Context<'_>) -> anyhow::Result<()> {
 
 /// What the kernel prints when all its CPUs run.
 const BROUGHT_UP: &str = "smp: Brought up 1 node, 2 CPUs";
-/// Deadline for that: walks of page tables are writes on emulated hosts, and the CPUs take turns.
-const BROUGHT_UP_DEADLINE: Duration = Duration::from_secs(240);
+/// Deadline for that: walks of page tables are writes on emulated hosts, and the CPUs take turns, more
+/// slowly on a machine that has other work.
+const BROUGHT_UP_DEADLINE: Duration = Duration::from_secs(600);
+/// Longest time in which no page travels between the nodes until then.
+const STILL_MAX: Duration = Duration::from_secs(60);
 /// Exit code of a VM that SIGTERM ends.
 const TERMINATED: i32 = 143;
 
@@ -108,6 +112,36 @@ fn by_rdma(context: &Context<'_>) -> Result {
         remove_rxe(host)?;
     }
     Ok(verdict)
+}
+
+/// Waits until both CPUs run, for as long as pages travel. Of a guest in which nothing moves the error
+/// says what its nodes do.
+fn brought_up(context: &Context<'_>, process: &RemoteProcess) -> anyhow::Result<()> {
+    let host = context.testbed.host(1);
+    let started = Instant::now();
+    let mut before = None;
+    loop {
+        let error = match process.wait_for_line(BROUGHT_UP, STILL_MAX) {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        let has_ended = process.wait(Duration::ZERO).is_ok();
+        if has_ended || !matches!(error, TestbedError::Deadline { .. }) {
+            return Err(error).with_context(|| format!("errors: {}", process.stderr()));
+        }
+        let now = status(host, &["two"])?;
+        let received = |node: u8| {
+            number(
+                &now,
+                &format!("/vms/0/nodes/{node}/transfers/pages_received"),
+            )
+        };
+        let received = [received(0)?, received(1)?];
+        if before == Some(received) || started.elapsed() > BROUGHT_UP_DEADLINE {
+            return Err(stall::examine(context, process, started.elapsed())?.into());
+        }
+        before = Some(received);
+    }
 }
 
 fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
@@ -135,11 +169,10 @@ fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
     if connected == Connected::Rdma {
         guest.more.extend(["--transport", "rdma"]);
     }
+    guest.more.extend(["--name", "two"]);
     let started = Instant::now();
     let process = guest.start(context)?;
-    process
-        .wait_for_line(BROUGHT_UP, BROUGHT_UP_DEADLINE)
-        .with_context(|| format!("errors: {}", process.stderr()))?;
+    brought_up(context, &process)?;
     let time = started.elapsed();
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
