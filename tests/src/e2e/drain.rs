@@ -17,10 +17,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 }];
 
 /// Bytes that the guest writes and verifies, again and again.
-const PROBE_BYTES: u64 = 128 << 20;
+const PROBE_BYTES: u64 = 64 << 20;
 /// Verifies memory until the power button is pressed.
 const WORK: &str = "head -c 24 </dev/input/event0 >/tmp/pressed & \
-    until [ -s /tmp/pressed ]; do faultprobe --bytes 128M || break; echo round=$?.; done";
+    until [ -s /tmp/pressed ]; do faultprobe --bytes 64M || break; echo round=$?.; done";
 
 /// Drains a donor of the guest, and returns the message.
 fn leave(context: &Context<'_>, node: &str, to: &str) -> anyhow::Result<String> {
@@ -53,6 +53,8 @@ fn drain(context: &Context<'_>) -> Result {
     let old = [Donor::start(context)?, Donor::second(context)?];
     let new = [Donor::third(context)?, Donor::fourth(context)?];
     let mut guest = Guest::small(1, WORK);
+    // Less than the guest verifies, so that each round needs the donors.
+    guest.local_memory = Some("64M");
     guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
     guest.more.extend(["--donor", DONOR_2, "--name", "leaves"]);
     let process = guest.boot(context)?;
@@ -93,7 +95,7 @@ fn drain(context: &Context<'_>) -> Result {
         ensure!(read > 0 && written > 0, "{read} read, {written} written");
     }
     context.note(format!(
-        "{} rounds of 128M verified; {} MiB left the first donor, {} MiB the second",
+        "{} rounds of 64M verified; {} MiB left the first donor, {} MiB the second",
         probes.len(),
         third >> 20,
         fourth >> 20
