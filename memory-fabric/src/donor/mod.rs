@@ -18,7 +18,7 @@ pub use places::{WAITING_MAX, WAITING_OF_ADDRESS_MAX};
 use std::time::Duration;
 
 /// Limit of connections of leases; each has a thread.
-pub const CONNECTIONS_MAX: usize = 1024;
+pub const CONNECTIONS_MAX: usize = 3072;
 
 /// Timeout for the end of a page connection that a new one replaces.
 const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,9 +1,9 @@
 //! RDMA connections of VMs: they are set up here, and then need no CPU of the donor.
 
+use super::TAKE_OVER_TIMEOUT;
 use super::places::Place;
 use super::pool::{Lease, Pool, SessionKind};
 use super::refuse::{refuse, refuse_session, refuse_unknown};
-use super::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT};
 use crate::control::{ControlError, ControlStream};
 use crate::link::describe;
 use crate::transport::rdma::endpoint::Endpoint;
@@ -19,6 +19,9 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+
+/// Limit of RDMA connections of a node; each has a queue pair, and a place among those of leases.
+pub const CONNECTIONS_MAX: u32 = 1024;
 
 /// An RDMA connection of a VM. It contains no keys or packet numbers, which would allow others to
 /// access the connection.
@@ -68,9 +71,9 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Creates the list with a limit; the limit of all connections is [`CONNECTIONS_MAX`].
+    /// Creates the list with a limit, which is at most [`CONNECTIONS_MAX`].
     pub(super) fn new(most: Option<u32>) -> Self {
-        let most = most.map_or(CONNECTIONS_MAX as u64, u64::from);
+        let most = most.unwrap_or(CONNECTIONS_MAX).into();
         let remedy = "raise --rdma-connections of the node, up to 1024, or end VMs";
         Self {
             quota: Quota::new("RDMA connections", "this node", Some(most), remedy),

@@ -1,4 +1,4 @@
-//! Scenarios of many RDMA connections and of RDMA failures, without a guest: the program
+//! Scenarios of RDMA failures, without a guest: the program
 //! `rdma-faults` accesses memory in its place.
 
 use std::time::{Duration, Instant};
@@ -9,15 +9,9 @@ use serde_json::Value;
 use super::bed::{add_rxe, on_the_way_to_2, remove_rxe};
 use super::donor::{DONOR, Donor};
 use super::guest::{SHORT, exit};
-use super::status::status;
 use super::{Context, Hosts, Result, Scenario, Verdict};
-use crate::rdma_tool::many::kib;
 use crate::testbed::{Host, RemoteProcess};
 
-/// Simultaneous connections, two for each lease.
-const CONNECTIONS: u64 = 256;
-/// Deadline for establishing all of them on emulated hosts.
-const MANY_DEADLINE: Duration = Duration::from_secs(120);
 /// Deadline of the conformance suite of all transports on emulated hosts.
 const CONFORMING_DEADLINE: Duration = Duration::from_secs(120);
 /// Upper bound of the time until an error: the adapter's retries, with a margin for emulation.
@@ -43,10 +37,8 @@ const SILENT_TOUCH_MS_MAX: f64 = 6000.0;
 const READ_FAILED: &str = "READ failed on queue pair ";
 /// Deadline for RDMA to recover after some outages: attempts are up to 30 s apart.
 const RECONNECT_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long a donor is stopped: less than the time after which VMs miss its answers.
-const STOPPED_TIME_MAX: Duration = Duration::from_secs(4);
 /// Accesses to wait for, so that any access that began during a fault has ended.
-const TOUCHES_MORE: u64 = 50;
+pub(super) const TOUCHES_MORE: u64 = 50;
 /// Protocol number of UDP, and the port of RoCE version 2 (InfiniBand Architecture Specification,
 /// annex A17).
 const ROCE: (u8, u16) = (17, 4791);
@@ -58,13 +50,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: conforms,
-    },
-    Scenario {
-        name: "rdma_many",
-        about: "256 RDMA connections, also of a stopped donor; one more is refused, and auto takes TCP",
-        needs_product: true,
-        hosts: Hosts::TWO_6_12,
-        run: many,
     },
     Scenario {
         name: "rdma_lies",
@@ -91,102 +76,6 @@ fn conforms(context: &Context<'_>) -> Result {
     let last = output.stdout.lines().last().unwrap_or_default();
     ensure!(output.status.code == 0 && last == "CONFORMS", "{output:?}");
     remove_rxe(one)?;
-    Ok(Verdict::Pass)
-}
-
-fn many(context: &Context<'_>) -> Result {
-    let (one, two) = (context.testbed.host(1), context.testbed.host(2));
-    add_rxe(one)?;
-    add_rxe(two)?;
-    let most = CONNECTIONS.to_string();
-    let donor = Donor::lending(context, "128M", &["--rdma-connections", &most])?;
-    let leases = (CONNECTIONS / 2).to_string();
-    let process = one.spawn(&["/share/rdma-faults", "many", DONOR, "--leases", &leases])?;
-    process.wait_for_line("LEASED", MANY_DEADLINE)?;
-    let before = memory(two, donor.pid())?;
-    let line = process.wait_for_line("OPEN ", MANY_DEADLINE)?;
-    let after = memory(two, donor.pid())?;
-    let open = json(&line, "OPEN ")?;
-    ensure!(
-        open["connections"] == CONNECTIONS
-            && open["reads"] == CONNECTIONS * 4
-            && open["corrupt_bytes"] == 0,
-        "{open}"
-    );
-    let refusal = open["refusal"].as_str().unwrap_or_default();
-    ensure!(
-        refusal.contains("256 of 256 RDMA connections of this node are in use")
-            && refusal.contains("--rdma-connections")
-            && refusal.contains("--transport tcp"),
-        "one more: {open}"
-    );
-    // What the hosts report of the connections.
-    let here = &open["resources"][0];
-    ensure!(
-        here["device"] == "rxe0" && here["queue_pairs"]["in_use"] == CONNECTIONS,
-        "{open}"
-    );
-    let status = status(two, &[])?;
-    let rdma = &status["nodes"][0]["rdma"];
-    let device = &rdma["resources"][0];
-    ensure!(
-        rdma["connections"]["in_use"] == CONNECTIONS
-            && rdma["connections"]["limit"] == CONNECTIONS
-            && device["queue_pairs"]["in_use"] == CONNECTIONS
-            && device["queue_pairs"]["limit"].as_u64() > Some(CONNECTIONS)
-            && device["completion_queues"]["in_use"] == 1
-            && device["memory_regions"]["in_use"] == CONNECTIONS / 2,
-        "{rdma}"
-    );
-    let ends = rdma["endpoints"].as_array().context("no endpoints")?;
-    ensure!(
-        ends.len() as u64 == CONNECTIONS
-            && ends
-                .iter()
-                .all(|end| end["there"]["address"] == one.address()),
-        "{rdma}"
-    );
-    let said = donor.stderr();
-    let warned = said.lines().filter(|line| {
-        line.contains("WARN") && line.contains("RDMA connections of this node are in use")
-    });
-    let warned: Vec<_> = warned.collect();
-    ensure!(
-        warned.len() == 1 && warned[0].contains("205 of 256"),
-        "80 % were not warned of, once: {warned:?}"
-    );
-    stopped(context, &donor, &process)?;
-    // A VM that connects now.
-    let only = one.run(&["/share/rdma-faults", "walk", DONOR, "--mib", "20"], SHORT)?;
-    ensure!(
-        only.status.code == exit::HOST_ERROR && only.stderr.contains("256 of 256"),
-        "{only:?}"
-    );
-    let any = walk(one, &["--mib", "20", "--transport", "auto"])?;
-    let line = any.wait_for_line("WALKING", SHORT)?;
-    ensure!(
-        line.contains("WALKING tcp") && line.contains("256 of 256"),
-        "{line}"
-    );
-    after_touches(&any, TOUCHES_MORE)?;
-    done(any)?;
-    process.kill(libc::SIGTERM)?;
-    let output = process.wait(SHORT)?;
-    ensure!(output.status.code == 0, "{output:?}");
-    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
-    context.note(format!(
-        "{CONNECTIONS} connections: {:.1} ms each (p50; longest {:.0} ms); VM: {:.0} KiB resident, {:.0} KiB of its host, {:.0} KiB pinned; donor: {} KiB resident, {} KiB of its host (emulated)",
-        number(&open["setup_ms_p50"]),
-        number(&open["setup_ms_max"]),
-        number(&open["resident_bytes_each"]) / 1024.0,
-        number(&open["host_bytes_each"]) / 1024.0,
-        number(&open["pinned_bytes"]) / 1024.0 / 256.0,
-        kib_each(after.0, before.0),
-        kib_each(before.1, after.1),
-    ));
-    donor.stop(context)?;
-    remove_rxe(one)?;
-    remove_rxe(two)?;
     Ok(Verdict::Pass)
 }
 
@@ -361,31 +250,14 @@ fn connected(process: &RemoteProcess) -> anyhow::Result<Value> {
     }
 }
 
-/// Checks that a stopped donor process still answers READs, in which it has no part.
-fn stopped(context: &Context<'_>, donor: &Donor, process: &RemoteProcess) -> anyhow::Result<()> {
-    let two = context.testbed.host(2);
-    two.signal(donor.pid(), libc::SIGSTOP)?;
-    let state = two.check(&["cat", &format!("/proc/{}/stat", donor.pid())], SHORT)?;
-    process.kill(libc::SIGUSR1)?;
-    let again = process.wait_for_line("AGAIN ", STOPPED_TIME_MAX);
-    two.signal(donor.pid(), libc::SIGCONT)?;
-    ensure!(state.contains(") T "), "it is not stopped: {state}");
-    let again = again.context("READs wait for the donor's process")?;
-    ensure!(again == format!("AGAIN {CONNECTIONS}"), "{again}");
-    context.note(format!(
-        "{CONNECTIONS} READs, one on each connection, were answered by a stopped process"
-    ));
-    Ok(())
-}
-
 /// Starts the walker with further flags.
-fn walk(host: &Host, more: &[&str]) -> anyhow::Result<RemoteProcess> {
+pub(super) fn walk(host: &Host, more: &[&str]) -> anyhow::Result<RemoteProcess> {
     let argv = [&["/share/rdma-faults", "walk", DONOR], more].concat();
     Ok(host.spawn(&argv)?)
 }
 
 /// Stops a walker, which must have found every byte right.
-fn done(process: RemoteProcess) -> anyhow::Result<()> {
+pub(super) fn done(process: RemoteProcess) -> anyhow::Result<()> {
     process.kill(libc::SIGTERM)?;
     let output = process.wait(SHORT)?;
     ensure!(output.status.code == 0, "{output:?}");
@@ -410,7 +282,7 @@ fn so_far(process: &RemoteProcess) -> anyhow::Result<Value> {
 
 /// Polls a walker until it has made this many more accesses. Returns its counters, which include
 /// the longest access.
-fn after_touches(process: &RemoteProcess, more: u64) -> anyhow::Result<Value> {
+pub(super) fn after_touches(process: &RemoteProcess, more: u64) -> anyhow::Result<Value> {
     let touches = |value: &Value| value["touches"].as_u64().unwrap_or(0);
     let longest = |value: &Value| value["longest_ms"].as_f64().unwrap_or(0.0);
     let deadline = Instant::now() + SHORT;
@@ -425,22 +297,7 @@ fn after_touches(process: &RemoteProcess, more: u64) -> anyhow::Result<Value> {
     Ok(found)
 }
 
-fn json(line: &str, prefix: &str) -> anyhow::Result<Value> {
+pub(super) fn json(line: &str, prefix: &str) -> anyhow::Result<Value> {
     let text = line.strip_prefix(prefix).with_context(|| line.to_owned())?;
     serde_json::from_str(text).with_context(|| line.to_owned())
-}
-
-/// Returns the resident memory of a process and the available memory of its host, in bytes.
-fn memory(host: &Host, pid: i32) -> anyhow::Result<(u64, u64)> {
-    let text = host.check(
-        &["cat", &format!("/proc/{pid}/status"), "/proc/meminfo"],
-        SHORT,
-    )?;
-    let found = kib(&text, "VmRSS:").zip(kib(&text, "MemAvailable:"));
-    found.with_context(|| text)
-}
-
-/// Returns the growth for each connection, in KiB.
-fn kib_each(after: u64, before: u64) -> u64 {
-    after.saturating_sub(before) / CONNECTIONS / 1024
 }

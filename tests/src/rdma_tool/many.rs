@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use fabric_transport::rdma::resources::pinned_bytes;
-use fabric_transport::rdma::usage;
+use fabric_transport::rdma::{Settings, usage};
 use fabric_transport::tcp::TcpTransport;
 use fabric_transport::{Completion, PageTransport as _, Ticket};
 use fabric_wire::TrafficClass;
@@ -36,6 +36,12 @@ pub struct Arguments {
     /// Initial number of page reads for each connection
     #[arg(long, default_value_t = 4)]
     reads: u16,
+    /// Limit of outstanding requests of each connection
+    #[arg(long)]
+    depth: Option<u16>,
+    /// Pages of the buffer of each second connection
+    #[arg(long)]
+    staging_pages: Option<usize>,
 }
 
 /// A lease and its connections.
@@ -55,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGUSR1])?;
     let mut holders = Vec::new();
     for lease in 0..u64::from(arguments.leases) {
-        let held = hold(arguments.donor, lease).with_context(|| format!("lease {lease}"))?;
+        let held = hold(arguments, lease).with_context(|| format!("lease {lease}"))?;
         holders.push(held);
     }
     println!("LEASED");
@@ -75,7 +81,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let after = (memory_here()?, available()?);
     let (reads, corrupt) = read_all(&mut holders, arguments.reads)?;
     // One beyond the donor's limit, on a separate lease.
-    let extra = hold(arguments.donor, u64::from(arguments.leases))?;
+    let extra = hold(arguments, u64::from(arguments.leases))?;
     let started = Instant::now();
     let refused = Reader::connect(&extra.config).map(drop);
     let refused_after = started.elapsed();
@@ -146,9 +152,14 @@ fn read_all(holders: &mut [Leaseholder], rounds: u16) -> anyhow::Result<(u64, us
 }
 
 /// Obtains a lease and writes known contents to its pages.
-fn hold(donor: SocketAddr, number: u64) -> anyhow::Result<Leaseholder> {
-    let leased = lease(donor, &format!("vm-{number}"), PAGES)?;
-    let config = leased.rdma_config();
+fn hold(arguments: &Arguments, number: u64) -> anyhow::Result<Leaseholder> {
+    let leased = lease(arguments.donor, &format!("vm-{number}"), PAGES)?;
+    let mut config = leased.rdma_config();
+    config.settings = Arc::new(Settings {
+        depth: arguments.depth,
+        staging_pages: arguments.staging_pages,
+        ..Settings::default()
+    });
     let notifier = EventFd::new(0)?;
     let (link, mut ports) = leased.start(vec![(TrafficClass::Bulk, notifier)], Arc::new(|_| {}))?;
     fill(ports.pop().context("a port")?, number)?;

@@ -150,7 +150,7 @@ fn connections_of_leases_have_a_limit_of_their_own() {
     let more = bed.speaking(host(1));
     let full = bed.places.establish(more, host(1), bed.now);
     assert!(
-        full.expect_err("full").to_string().contains("1024"),
+        full.expect_err("full").to_string().contains("3072"),
         "{full:?}"
     );
     bed.places.end(first, bed.now);
