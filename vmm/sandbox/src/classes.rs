@@ -1,13 +1,20 @@
 //! System calls of classes of threads: fewer than those of the process.
 //!
 //! A class has a list of its own, which holds in addition to that of the process: of several filters
-//! the most restrictive answer counts. The kernel logs what is missing on the list of a class
-//! (`SECCOMP_RET_LOG`), and makes the call: a list ends the process only once no scenario and no test
-//! shows a call that it lacks. Calls that are on both lists cost no more than with one filter, since
-//! the kernel keeps one table of answers for all filters of a thread.
+//! the most restrictive answer counts. What is missing on the list of a class ends the process, or is
+//! only logged by the kernel (`SECCOMP_RET_LOG`) where the list is not proven: see [`answer`]. Calls
+//! that are on both lists cost no more than with one filter, since the kernel keeps one table of
+//! answers for all filters of a thread.
+//!
+//! The C library and the standard library open files where nobody asks them to: `malloc` reads
+//! `/proc/sys/vm/overcommit_memory` when it returns memory of a thread, and a panic reads the program
+//! for its backtrace. Both can do without, so these calls fail with `EACCES` in classes whose lists
+//! end the process.
+
+use std::collections::BTreeMap;
 
 use fabric_host::ThreadClass;
-use seccompiler::{SeccompAction, apply_filter};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
 
 use crate::calls::program;
 
@@ -66,6 +73,24 @@ const DEVICE: &[libc::c_long] = calls! {
     SYS_pwrite64 SYS_pwritev SYS_pwritev2 SYS_socket SYS_statx SYS_sync_file_range
 };
 
+/// What fails with `EACCES` in classes whose lists end the process.
+const FILES: &[libc::c_long] = calls! {
+    SYS_access SYS_faccessat SYS_faccessat2 SYS_fstat SYS_getcwd SYS_lstat SYS_newfstatat SYS_open
+    SYS_openat SYS_openat2 SYS_readlink SYS_readlinkat SYS_stat SYS_statx
+};
+
+/// The answer to calls that a class does not have.
+///
+/// The lists of vCPUs and of the pager end the process. Links and devices run more code of libraries
+/// (RDMA providers, the file systems of disks), and start threads of the pager's kind when a donor
+/// leaves.
+const fn answer(class: ThreadClass) -> SeccompAction {
+    match class {
+        ThreadClass::Vcpu | ThreadClass::Pager => SeccompAction::KillProcess,
+        ThreadClass::Link | ThreadClass::Device => SeccompAction::Log,
+    }
+}
+
 fn lists(class: ThreadClass) -> Vec<&'static [libc::c_long]> {
     let own: &[_] = match class {
         ThreadClass::Vcpu => &[VCPU],
@@ -80,11 +105,11 @@ fn numbers(class: ThreadClass) -> impl Iterator<Item = libc::c_long> {
     lists(class).into_iter().flatten().copied()
 }
 
-/// Has the calls of this thread, and of those that it starts, logged that its class does not have. The
-/// filter of the process holds as well.
+/// Restricts this thread, and those that it starts, to the calls of its class. The filter of the
+/// process holds as well.
 ///
 /// # Panics
-/// When the kernel refuses: a thread without its filter must not run.
+/// When the kernel refuses: a thread that is not restricted must not run.
 pub(crate) fn restrict(class: ThreadClass) {
     if let Err(error) = try_restrict(class) {
         panic!("the kernel refuses the filter of system calls of a {class:?} thread: {error}");
@@ -92,8 +117,22 @@ pub(crate) fn restrict(class: ThreadClass) {
 }
 
 fn try_restrict(class: ThreadClass) -> Result<(), Box<dyn std::error::Error>> {
-    apply_filter(&program(numbers(class), SeccompAction::Log)?)?;
+    let answer = answer(class);
+    if answer == SeccompAction::Log {
+        apply_filter(&program(numbers(class), answer)?)?;
+        return Ok(());
+    }
+    let allowed = numbers(class).chain(FILES.iter().copied());
+    apply_filter(&refusing_files()?)?;
+    apply_filter(&program(allowed, answer)?)?;
     Ok(())
+}
+
+/// Makes a filter that lets calls that name files fail.
+fn refusing_files() -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules: BTreeMap<i64, Vec<_>> = FILES.iter().map(|call| (*call, Vec::new())).collect();
+    let refused = SeccompAction::Errno(libc::EACCES.unsigned_abs());
+    SeccompFilter::new(rules, SeccompAction::Allow, refused, TargetArch::x86_64)?.try_into()
 }
 
 #[cfg(test)]
@@ -124,16 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn vcpus_and_the_pager_neither_open_files_nor_connect() {
-        for class in [ThreadClass::Vcpu, ThreadClass::Pager] {
+    fn a_class_that_is_ended_for_others_neither_opens_files_nor_connects() {
+        for class in ThreadClass::ALL {
+            if answer(class) == SeccompAction::Log {
+                continue;
+            }
             let of_class: HashSet<_> = numbers(class).collect();
-            for call in [
-                libc::SYS_openat,
-                libc::SYS_open,
-                libc::SYS_socket,
-                libc::SYS_connect,
-            ] {
-                assert!(!of_class.contains(&call), "{class:?} has {call}");
+            for call in FILES.iter().chain(&[libc::SYS_socket, libc::SYS_connect]) {
+                assert!(!of_class.contains(call), "{class:?} has {call}");
             }
         }
     }

@@ -22,6 +22,8 @@ fn run(case: &str, place: &Path) -> ExitStatus {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
     command.args(["in_its_process", "--exact", "--nocapture"]);
     command.env(CASE, case).env(PLACE, place);
+    // As when an error is looked for.
+    command.env("RUST_BACKTRACE", "1");
     command.status().expect("it starts")
 }
 
@@ -69,18 +71,25 @@ fn in_its_process() {
             unsafe { libc::syscall(libc::SYS_umount2, 0, 0) };
             unreachable!("mounts were changed");
         }
+        Some("vcpu") => ends_in(ThreadClass::Vcpu, socket),
+        Some("pager") => ends_in(ThreadClass::Pager, socket),
+        Some("started") => ends_in(ThreadClass::Vcpu, || {
+            let _ = std::thread::spawn(socket).join();
+        }),
         Some("classes") => classes(&place),
+        Some("panic") => {
+            let thread = in_class(ThreadClass::Vcpu, || panic!("with a backtrace"));
+            thread.join().expect_err("it panics");
+        }
         other => unreachable!("{other:?}"),
     }
 }
 
-/// How many filters of system calls this thread has.
-fn filters() -> usize {
-    let status = fs::read_to_string("/proc/thread-self/status").expect("allowed");
-    let mut fields = status.lines().filter_map(|line| line.split_once(':'));
-    let field = fields.find(|(name, _)| *name == "Seccomp_filters");
-    let number = field.map(|(_, value)| value.trim().parse().expect("a number"));
-    number.expect("Linux 5.9 and later have it")
+/// A call that the process has, and links have.
+fn socket() {
+    // SAFETY: takes numbers.
+    let opened = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) };
+    assert!(opened >= 0, "{}", std::io::Error::last_os_error());
 }
 
 /// Starts a thread of that class, which first does what all of them may do.
@@ -101,20 +110,35 @@ fn in_class(
     thread
 }
 
+/// The last thing that a thread of that class does.
+fn ends_in(class: ThreadClass, forbidden: impl FnOnce() + Send + 'static) {
+    let _ = in_class(class, forbidden).join();
+    unreachable!("a {class:?} thread could do that");
+}
+
 fn classes(place: &Path) {
-    let of_process = filters();
-    for class in ThreadClass::ALL {
+    let read = place.join("read");
+    for class in [ThreadClass::Vcpu, ThreadClass::Pager] {
+        let read = read.clone();
+        // What libraries open does not end the process.
         let thread = in_class(class, move || {
-            // To open a file is on no list but that of links, and none is enforced.
-            assert_eq!(filters(), of_process + 1, "{class:?}");
-            let started = std::thread::spawn(filters).join();
-            assert_eq!(started.expect("no panic"), of_process + 1, "{class:?}");
+            assert!(refused(fs::read(read)));
+            assert!(refused(fs::metadata("/proc/self/status")));
+            // A heap that shrinks.
+            drop((0..64).map(|_| vec![1_u8; 100_000]).collect::<Vec<_>>());
         });
         thread.join().expect("no panic");
     }
+    in_class(ThreadClass::Link, socket)
+        .join()
+        .expect("no panic");
+    for class in [ThreadClass::Link, ThreadClass::Device] {
+        // It is not on their lists, which are not enforced.
+        let thread = in_class(class, || assert!(std::os::unix::process::parent_id() > 0));
+        thread.join().expect("no panic");
+    }
     // Other threads have what they had.
-    assert_eq!(filters(), of_process);
-    fs::read(place.join("read")).expect("allowed");
+    fs::read(read).expect("allowed");
     work();
 }
 
@@ -164,6 +188,19 @@ fn threads_and_sockets_work() {
 #[test]
 fn threads_of_a_class_have_a_second_filter_and_others_have_one() {
     assert!(run("classes", place().path()).success());
+}
+
+#[test]
+fn a_call_that_its_class_does_not_have_ends_the_process() {
+    for case in ["vcpu", "pager", "started"] {
+        let status = run(case, place().path());
+        assert_eq!(status.signal(), Some(libc::SIGSYS), "{case}: {status}");
+    }
+}
+
+#[test]
+fn a_panic_in_a_class_is_reported_and_ends_its_thread_alone() {
+    assert!(run("panic", place().path()).success());
 }
 
 #[test]
