@@ -134,7 +134,7 @@ impl Credentials {
             let path = path.clone();
             CredentialsError::Presented { path, reason }
         })?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = crate::provider();
         CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider).map_err(|reason| {
             CredentialsError::Key {
                 path: key_path,

@@ -15,6 +15,8 @@ pub mod pinned;
 #[cfg(feature = "certificates")]
 pub mod presented;
 #[cfg(feature = "certificates")]
+mod provider;
+#[cfg(feature = "certificates")]
 mod shared;
 pub mod subject;
 #[cfg(feature = "certificates")]
@@ -28,6 +30,8 @@ pub use certificate::{Identity, NAME};
 pub use credentials::{Credentials, CredentialsError};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use pattern::HolderPattern;
+#[cfg(feature = "certificates")]
+pub use provider::provider;
 #[cfg(feature = "certificates")]
 pub use rustls::pki_types::CertificateDer;
 #[cfg(feature = "certificates")]

@@ -54,7 +54,7 @@ impl PinnedIdentity {
                 certificate: certificate.der().clone(),
                 key: PrivatePkcs8KeyDer::from(key.serialize_der()),
             },
-            provider: Arc::new(rustls::crypto::ring::default_provider()),
+            provider: crate::provider(),
         })
     }
 

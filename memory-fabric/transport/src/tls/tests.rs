@@ -181,3 +181,13 @@ fn a_peer_that_sends_what_nobody_asked_for_does_not_keep_a_thread_awake() {
     assert!(error.to_string().contains("more than was asked"), "{error}");
     assert!(!client.is_ready());
 }
+
+#[test]
+fn both_ends_prefer_aes_with_128_bits() {
+    let (server, client, _) = pair();
+    for end in [&server, &client] {
+        let suite = end.session.common().negotiated_cipher_suite();
+        let suite = suite.expect("the handshake is over").suite();
+        assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+    }
+}

@@ -5,13 +5,13 @@ use crate::UNKNOWN_BYTES_MAX;
 use crate::tls::TlsError;
 use fabric_identity::{
     CredentialsError, ExpectedNode, Fingerprint, FingerprintVerifier, Identity, SharedCredentials,
+    provider,
 };
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, EndpointConfig, MtuDiscoveryConfig, ServerConfig,
     TransportConfig, VarInt,
 };
-use rustls::crypto::CryptoProvider;
 use rustls::version::TLS13;
 use std::io;
 use std::sync::Arc;
@@ -72,10 +72,6 @@ fn transport(receive_window: VarInt) -> Arc<TransportConfig> {
         // A connection ends with its lease, or because a request was not answered.
         .max_idle_timeout(None);
     Arc::new(config)
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// Returns the configuration that all endpoints of a process share, including the secret for
