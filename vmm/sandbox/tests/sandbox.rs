@@ -186,7 +186,7 @@ fn threads_and_sockets_work() {
 }
 
 #[test]
-fn threads_of_a_class_have_a_second_filter_and_others_have_one() {
+fn threads_of_a_class_have_fewer_calls_and_others_keep_theirs() {
     assert!(run("classes", place().path()).success());
 }
 
