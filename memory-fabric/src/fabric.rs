@@ -175,7 +175,13 @@ impl Fabric {
             let (placement, slots) = replicas::place(config, guest_bytes, lent)?;
             nodes = Nodes::replicated(donors);
             homes = homes.with_replicas(donors, donors.len());
-            replicas = Some(replicas::set(&placement, &slots, &nodes, observer));
+            replicas = Some(replicas::set(
+                &placement,
+                &slots,
+                &config.donors,
+                &nodes,
+                observer,
+            ));
             replicas::loans(&placement, donors)
         } else {
             let loans = donors.iter().zip(&lent).map(|(&node, (_, bytes))| Loan {

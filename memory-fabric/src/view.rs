@@ -61,6 +61,8 @@ pub struct ReplicaSummary {
     pub bytes: u64,
     /// Of these, bytes with one valid copy.
     pub degraded_bytes: u64,
+    /// Of these, bytes with both valid copies in one zone.
+    pub in_one_zone_bytes: u64,
     /// Bytes whose second copy was restored.
     pub repaired_bytes: u64,
     /// Number of times that a donor went out of use.
@@ -321,6 +323,7 @@ impl FabricView {
         Some(ReplicaSummary {
             bytes: u64::from(copies.blocks()) * BLOCK_BYTES,
             degraded_bytes: u64::from(copies.degraded()) * BLOCK_BYTES,
+            in_one_zone_bytes: u64::from(copies.in_one_zone()) * BLOCK_BYTES,
             repaired_bytes: set.repaired_blocks.get() * BLOCK_BYTES,
             losses: set.losses.get(),
             out: out.map(|(_, &node)| node).collect(),

@@ -24,6 +24,7 @@
 //! bytes there are those of the last write-back.
 
 mod leave;
+mod room;
 
 use crate::placement::Place;
 use leave::Leaving;
@@ -152,6 +153,8 @@ impl Ledger {
 #[derive(Debug)]
 pub struct Copies {
     words: Box<[AtomicU64]>,
+    /// For each donor, its zone.
+    zones: Box<[u8]>,
     /// For each donor, whether it is out.
     out: Box<[AtomicBool]>,
     /// Number of changes of donors.
@@ -179,14 +182,16 @@ pub struct Repair {
 
 impl Copies {
     /// Creates the state of blocks whose copies are in these places and are all zero. `slots` has
-    /// the blocks that each donor lends, `used` how many of them have a copy: the first ones.
+    /// the blocks that each donor lends, `used` how many of them have a copy: the first ones; `zones`
+    /// the zone that each is in.
     ///
     /// # Panics
     ///
-    /// With more than [`DONORS_MAX`] donors, or slots beyond 16 TiB.
+    /// With more than [`DONORS_MAX`] donors, one without a zone, or slots beyond 16 TiB.
     #[must_use]
-    pub fn new(places: &[[Place; 2]], slots: &[u32], used: &[u32]) -> Self {
+    pub fn new(places: &[[Place; 2]], slots: &[u32], used: &[u32], zones: &[u8]) -> Self {
         assert!(slots.len() <= DONORS_MAX, "{} donors", slots.len());
+        assert_eq!(slots.len(), zones.len(), "each donor has a zone");
         let limit = 1 << SLOT_BITS;
         assert!(slots.iter().all(|&slots| slots <= limit), "{slots:?} slots");
         let valid = |place| Copy {
@@ -207,6 +212,7 @@ impl Copies {
         };
         Self {
             words: words.map(AtomicU64::new).collect(),
+            zones: zones.into(),
             out: slots.iter().map(|_| AtomicBool::new(false)).collect(),
             changes: AtomicU32::new(0),
             ledger: Mutex::new(ledger),
@@ -359,10 +365,10 @@ impl Copies {
                     continue;
                 }
                 if ledger.loans[usize::from(donor)].lost {
-                    let avoided = copies[other].place.donor;
-                    let free = self.free_place(&mut ledger, avoided);
+                    let other = copies[other].place.donor;
+                    let free = self.free_place(&mut ledger, other);
                     // A block without a second copy comes before one that moves.
-                    let free = free.or_else(|| self.reserved_place(&mut ledger, avoided));
+                    let free = free.or_else(|| self.reserved_place(&mut ledger, other));
                     let Some((place, is_empty)) = free else {
                         continue;
                     };
@@ -388,22 +394,6 @@ impl Copies {
         })
     }
 
-    /// Takes a slot of the donor with the most of them, and whether it is all zero.
-    fn free_place(&self, ledger: &mut Ledger, avoided: u8) -> Option<(Place, bool)> {
-        let leaving = ledger.leaving.as_ref().map(|leaving| leaving.donor);
-        let usable = (0..=u8::MAX)
-            .zip(&mut ledger.loans)
-            .filter(|(donor, loan)| {
-                ![Some(avoided), leaving].contains(&Some(*donor))
-                    && !self.is_out(*donor)
-                    && !loan.lost
-                    && loan.room() > 0
-            });
-        let (donor, loan) = usable.max_by_key(|(_, loan)| loan.room())?;
-        let (slot, is_empty) = loan.take()?;
-        Some((Place { donor, slot }, is_empty))
-    }
-
     /// Ends a repair whose pages are all copied: the copy is valid. Returns false if its donor went
     /// out in the meantime; the copy stays invalid then.
     pub fn end_repair(&self, repair: &Repair) -> bool {
@@ -427,19 +417,5 @@ impl Copies {
         let is_degraded = |block: &u32| self.readable(*block).contains(&None);
         let count = (0..self.blocks()).filter(is_degraded).count();
         u32::try_from(count).expect("23 bits")
-    }
-
-    /// Returns the number of blocks whose first copy is on a donor, valid or not.
-    #[must_use]
-    pub fn first_copies_at(&self, donor: u8) -> u32 {
-        let is_there = |block: &u32| self.of(*block)[0].place.donor == donor;
-        u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
-    }
-
-    /// Returns the number of blocks with a copy on a donor, valid or not.
-    #[must_use]
-    pub fn blocks_at(&self, donor: u8) -> u32 {
-        let is_there = |block: &u32| self.of(*block).iter().any(|copy| copy.place.donor == donor);
-        u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
     }
 }

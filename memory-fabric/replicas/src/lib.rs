@@ -16,7 +16,7 @@ pub mod set;
 pub mod transport;
 
 pub use copies::{Copies, DONORS_MAX, LeaveError};
-pub use placement::{Place, Placement, capacity};
+pub use placement::{Place, Placement, capacity, zones};
 pub use set::{
     LeaveEvent, LeaveObserver, Loss, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic,
 };

@@ -31,25 +31,53 @@ pub fn capacity(slots: &[u32]) -> u32 {
     u32::try_from((sum / 2).min(sum - most)).unwrap_or(u32::MAX)
 }
 
+/// Numbers the zones of donors: donors whose zones have one name share a number, and a donor without
+/// a name is a zone of its own.
+///
+/// # Panics
+///
+/// With more than 256 donors; the fabric allows far fewer.
+#[must_use]
+pub fn zones<'a>(names: impl IntoIterator<Item = Option<&'a str>>) -> Vec<u8> {
+    let mut known: Vec<Option<&str>> = Vec::new();
+    let number = |name: Option<&'a str>| {
+        let same = known.iter().position(|one| name.is_some() && *one == name);
+        let at = same.unwrap_or_else(|| {
+            known.push(name);
+            known.len() - 1
+        });
+        u8::try_from(at).expect("at most 256 donors")
+    };
+    names.into_iter().map(number).collect()
+}
+
 impl Placement {
-    /// Places `wanted` blocks, or as many as fit, on donors that lend these slots, in proportion to
-    /// them.
+    /// Places `wanted` blocks, or as many as fit, on donors that lend these slots and are in these
+    /// zones, in proportion to the slots.
     ///
     /// Each donor gets a consecutive part of a sequence of all copies that is at most half as long
     /// as the sequence (McNaughton's wrap-around rule, Management Science 6, 1959). Elements half a
     /// sequence apart are therefore on different donors, and are the copies of one block.
     ///
+    /// The donors of a zone follow each other. A zone with at most half the copies therefore has no
+    /// block twice. One needs to have more only if all others are full, and then holds both copies
+    /// of the blocks beyond that half: as many as with any other placement.
+    ///
     /// # Panics
     ///
     /// With more than 256 donors; the fabric allows far fewer.
     #[must_use]
-    pub fn new(slots: &[u32], wanted: u32) -> Self {
+    pub fn new(slots: &[u32], zones: &[u8], wanted: u32) -> Self {
+        assert_eq!(slots.len(), zones.len(), "each donor has a zone");
         let blocks = capacity(slots).min(wanted);
-        let used = shares(slots, blocks);
-        let donors = || (0..=u8::MAX).zip(&used);
-        let sequence: Vec<Place> = donors()
-            .flat_map(|(donor, &count)| (0..count).map(move |slot| Place { donor, slot }))
-            .collect();
+        let used = used_slots(slots, zones, blocks);
+        let mut by_zone: Vec<u8> = (0..=u8::MAX).take(slots.len()).collect();
+        by_zone.sort_by_key(|&donor| zones[usize::from(donor)]);
+        let places = |donor: u8| {
+            let count = used[usize::from(donor)];
+            (0..count).map(move |slot| Place { donor, slot })
+        };
+        let sequence: Vec<Place> = by_zone.into_iter().flat_map(places).collect();
         let (first, second) = sequence.split_at(blocks as usize);
         let mut primaries = vec![0_u32; slots.len()];
         let mut pairs: Vec<[Place; 2]> = Vec::with_capacity(first.len());
@@ -76,79 +104,61 @@ impl Placement {
     }
 }
 
-/// Divides the copies of `blocks` blocks among the donors: in proportion to their slots, and at
-/// most one copy of each block for each.
-fn shares(slots: &[u32], blocks: u32) -> Vec<u32> {
-    let sum: u64 = slots.iter().copied().map(u64::from).sum();
+/// Divides the copies of `blocks` blocks among the zones, and what a zone gets among its donors: at
+/// most one copy of each block for a donor, and for a zone while others have room.
+fn used_slots(slots: &[u32], zones: &[u8], blocks: u32) -> Vec<u32> {
+    let zones_end = zones.iter().max().map_or(0, |&last| usize::from(last) + 1);
+    let (mut lent, mut most) = (vec![0_u64; zones_end], vec![0_u64; zones_end]);
+    for (&slots, &zone) in slots.iter().zip(zones) {
+        lent[usize::from(zone)] += u64::from(slots);
+        most[usize::from(zone)] += u64::from(slots.min(blocks));
+    }
+    let once = |&most: &u64| most.min(u64::from(blocks));
     let copies = 2 * u64::from(blocks);
-    let mut shares: Vec<u32> = slots
-        .iter()
-        .map(|&slots| {
-            let share = copies * u64::from(slots) / sum.max(1);
-            u32::try_from(share).unwrap_or(u32::MAX).min(blocks)
-        })
-        .collect();
-    let mut left = copies - shares.iter().copied().map(u64::from).sum::<u64>();
-    // The rest goes to donors with room in turn.
-    for (share, &slots) in shares.iter_mut().zip(slots) {
-        let room = slots.min(blocks) - *share;
-        let part = u32::try_from(left).unwrap_or(u32::MAX).min(room);
+    let mut of_zones = shares(&lent, &most.iter().map(once).collect::<Vec<_>>(), copies);
+    // Only one zone can have more room than for each block once when the others are full.
+    let mut left = copies - of_zones.iter().sum::<u64>();
+    for (share, &most) in of_zones.iter_mut().zip(&most) {
+        let part = left.min(most - *share);
         *share += part;
-        left -= u64::from(part);
+        left -= part;
     }
     debug_assert_eq!(
         left, 0,
         "{blocks} blocks are at most the capacity of {slots:?}"
     );
+    let mut used = vec![0; slots.len()];
+    for (zone, &share) in of_zones.iter().enumerate() {
+        let here: Vec<usize> = (0..slots.len())
+            .filter(|&donor| usize::from(zones[donor]) == zone)
+            .collect();
+        let lent: Vec<u64> = here.iter().map(|&donor| slots[donor].into()).collect();
+        let most: Vec<u64> = lent.iter().map(once).collect();
+        for (donor, share) in here.into_iter().zip(shares(&lent, &most, share)) {
+            used[donor] = u32::try_from(share).expect("at most the slots of the donor");
+        }
+    }
+    used
+}
+
+/// Divides `copies` in proportion to these weights, at most so many for each, as far as there is
+/// room.
+fn shares(weights: &[u64], most: &[u64], copies: u64) -> Vec<u64> {
+    let sum: u64 = weights.iter().sum();
+    let share = |(&weight, &most): (&u64, &u64)| {
+        let exact = u128::from(copies) * u128::from(weight) / u128::from(sum.max(1));
+        u64::try_from(exact).unwrap_or(u64::MAX).min(most)
+    };
+    let mut shares: Vec<u64> = weights.iter().zip(most).map(share).collect();
+    let mut left = copies - shares.iter().sum::<u64>();
+    // The rest goes to those with room in turn.
+    for (share, &most) in shares.iter_mut().zip(most) {
+        let part = left.min(most - *share);
+        *share += part;
+        left -= part;
+    }
     shares
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::HashSet;
-
-    #[test]
-    fn two_donors_hold_one_copy_of_each_block_and_half_of_the_primary_ones() {
-        let placement = Placement::new(&[10, 12], 8);
-        assert_eq!(placement.blocks.len(), 8);
-        assert_eq!(placement.primaries, [4, 4]);
-        assert_eq!(placement.used, [8, 8]);
-    }
-
-    #[test]
-    fn a_large_donor_is_used_only_as_far_as_the_others_hold_the_second_copies() {
-        assert_eq!(capacity(&[100, 3, 4]), 7);
-        assert_eq!(capacity(&[5, 5, 5]), 7);
-        assert_eq!(capacity(&[9]), 0);
-        assert_eq!(capacity(&[]), 0);
-    }
-
-    proptest! {
-        #[test]
-        fn copies_are_on_different_donors_and_no_slot_is_used_twice(
-            slots in prop::collection::vec(0_u32..40, 0..9),
-            wanted in 0_u32..200,
-        ) {
-            let placement = Placement::new(&slots, wanted);
-            prop_assert_eq!(placement.blocks.len(), capacity(&slots).min(wanted) as usize);
-            let mut seen = HashSet::new();
-            for [first, second] in &placement.blocks {
-                prop_assert_ne!(first.donor, second.donor);
-                for place in [first, second] {
-                    prop_assert!(place.slot < placement.used[usize::from(place.donor)]);
-                    prop_assert!(seen.insert(*place), "{:?} is used twice", place);
-                }
-            }
-            for (used, slots) in placement.used.iter().zip(&slots) {
-                prop_assert!(used <= slots);
-            }
-            let primaries: Vec<u8> = placement.blocks.iter().map(|pair| pair[0].donor).collect();
-            prop_assert!(primaries.is_sorted());
-            for (donor, &count) in (0_u8..).zip(&placement.primaries) {
-                prop_assert_eq!(primaries.iter().filter(|&&at| at == donor).count(), count as usize);
-            }
-        }
-    }
-}
+mod tests;

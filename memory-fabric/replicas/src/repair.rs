@@ -302,8 +302,11 @@ impl ReplicatedTransport {
         let (repair, is_move) = match copies.begin_repair(cursor) {
             Some(repair) => (repair, false),
             None => {
-                if std::mem::take(&mut repairs.has_repaired) && copies.degraded() == 0 {
-                    self.set.note_complete();
+                if std::mem::take(&mut repairs.has_repaired) {
+                    self.set.report_zones();
+                    if copies.degraded() == 0 {
+                        self.set.note_complete();
+                    }
                 }
                 // Copies that are missing come first. There are none until something changes.
                 repairs.cursor = Some(copies.blocks());

@@ -5,6 +5,7 @@ use fabric_host::lock;
 use fabric_host::metrics::Counter;
 use fabric_transport::path::PathStats;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,11 @@ pub enum ReplicaEvent {
     },
     /// Every block has two copies again.
     Repaired,
+    /// Blocks have both copies in one zone, for want of room in others. Reported once.
+    InOneZone {
+        /// How many.
+        blocks: u32,
+    },
 }
 
 /// What the loss of a donor means.
@@ -83,6 +89,8 @@ pub struct ReplicaSet {
     /// For each donor, the transports with a connection to it.
     connected: Mutex<Vec<u32>>,
     disconnected: Condvar,
+    /// Whether blocks with both copies in one zone were reported.
+    has_reported_zones: AtomicBool,
     /// Number of times that a donor went out.
     pub losses: Counter,
     /// Blocks whose second copy was restored.
@@ -110,6 +118,7 @@ impl ReplicaSet {
             leave_observer: Mutex::new(None),
             connected: Mutex::new(vec![0; donors]),
             disconnected: Condvar::new(),
+            has_reported_zones: AtomicBool::new(false),
             losses: Counter::default(),
             repaired_blocks: Counter::default(),
         }
@@ -245,6 +254,7 @@ impl ReplicaSet {
     }
 
     pub(crate) fn note_left(&self, stayed: u32) {
+        self.report_zones();
         let observer = lock(&self.leave_observer).take();
         if let Some(mut observer) = observer {
             observer(LeaveEvent::Ended { stayed });
@@ -265,6 +275,18 @@ impl ReplicaSet {
 
     pub(crate) fn is_down(&self, donor: usize) -> bool {
         self.with_link(donor, |link| link.down)
+    }
+
+    /// Reports blocks with both copies in one zone, if it has not been done.
+    pub fn report_zones(&self) {
+        if self.has_reported_zones.load(Ordering::Relaxed) {
+            return;
+        }
+        let blocks = self.copies.in_one_zone();
+        // Relaxed: the flag orders nothing else.
+        if blocks > 0 && !self.has_reported_zones.swap(true, Ordering::Relaxed) {
+            (self.observer)(ReplicaEvent::InOneZone { blocks });
+        }
     }
 
     pub(crate) fn note_complete(&self) {

@@ -29,6 +29,9 @@ pub struct DonorAddress {
     pub name: Option<Name>,
     /// The donor's fingerprint, for connections over UDP only.
     pub fingerprint: Option<Fingerprint>,
+    /// Its failure domain; without one, it is one by itself. The two copies of a block are in different
+    /// ones, where there is room.
+    pub zone: Option<String>,
     /// Bytes to lease; by default its share of the guest's need, or less if it has less.
     pub bytes: Option<u64>,
 }

@@ -1,7 +1,7 @@
 //! Replicated memory: where its copies are, its part of the pager's transports, and what the links
 //! of its donors report.
 
-use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
+use super::{DonorAddress, FabricConfig, FabricError, FabricEvent, FabricObserver};
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Loan, NodeId};
 use crate::link::LinkEvent;
 use crate::nodes::Nodes;
@@ -12,6 +12,7 @@ use crate::transport::vacant::Vacant;
 use fabric_replicas::{
     Copies, Loss, Placement, ReplicaEvent, ReplicaSet, ReplicatedTransport, Role, Traffic,
 };
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
@@ -26,24 +27,37 @@ impl Traffic for PagerStats {
     }
 }
 
-/// Returns how many bytes to ask each donor for, so that all together have two copies of
-/// `remote_bytes`, also when one of them is lost.
-pub(super) fn share(remote_bytes: u64, donors: usize) -> u64 {
+/// Returns the zone of each donor, as a number.
+pub(super) fn zones_of(donors: &[DonorAddress]) -> Vec<u8> {
+    fabric_replicas::zones(donors.iter().map(|donor| donor.zone.as_deref()))
+}
+
+/// Returns how many bytes to ask a donor for, so that all together have two copies of
+/// `remote_bytes`, also when one of them is lost, and in different zones.
+pub(super) fn share(remote_bytes: u64, zones: &[u8], donor: usize) -> u64 {
     let blocks = remote_bytes.div_ceil(BLOCK_BYTES).max(1);
-    let others = (donors as u64).saturating_sub(1).max(1);
-    (2 * blocks).div_ceil(others).min(blocks) * BLOCK_BYTES
+    let each = |lenders: usize| {
+        let others = (lenders as u64).saturating_sub(1).max(1);
+        (2 * blocks).div_ceil(others).min(blocks)
+    };
+    let named: BTreeSet<u8> = zones.iter().copied().collect();
+    let beside = zones.iter().filter(|&&zone| zone == zones[donor]).count() as u64 - 1;
+    // What its zone has to hold without one of its donors.
+    let of_zone = each(named.len()).div_ceil(beside.max(1));
+    each(zones.len()).max(of_zone) * BLOCK_BYTES
 }
 
 /// Places two copies of so many bytes, or of as many as donors can hold that lend so much each. Returns
 /// the places, and the blocks that each donor lends.
 pub(super) fn place_at_most(
     wanted_bytes: u64,
+    zones: &[u8],
     lent_bytes: impl Iterator<Item = u64>,
 ) -> (Placement, Vec<u32>) {
     let blocks = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
     let slots = lent_bytes.map(|bytes| blocks(bytes / BLOCK_BYTES));
     let slots: Vec<u32> = slots.collect();
-    let placement = Placement::new(&slots, blocks(wanted_bytes.div_ceil(BLOCK_BYTES)));
+    let placement = Placement::new(&slots, zones, blocks(wanted_bytes.div_ceil(BLOCK_BYTES)));
     (placement, slots)
 }
 
@@ -55,7 +69,9 @@ pub(super) fn place(
 ) -> Result<(Placement, Vec<u32>), FabricError> {
     let (guest_pages, local_pages) = (guest_bytes >> PAGE_SHIFT, config.local_bytes >> PAGE_SHIFT);
     let home_here = config.local_use.home_here(guest_pages, local_pages);
-    let (placement, slots) = place_at_most((guest_pages - home_here) << PAGE_SHIFT, lent_bytes);
+    let zones = zones_of(&config.donors);
+    let wanted_bytes = (guest_pages - home_here) << PAGE_SHIFT;
+    let (placement, slots) = place_at_most(wanted_bytes, &zones, lent_bytes);
     let held_bytes = placement.blocks.len() as u64 * BLOCK_BYTES;
     if config.local_bytes + held_bytes < guest_bytes {
         let missing = guest_bytes - config.local_bytes - held_bytes;
@@ -91,10 +107,12 @@ pub(super) fn loans(placement: &Placement, nodes: &[NodeId]) -> Vec<Loan> {
 pub(super) fn set(
     placement: &Placement,
     slots: &[u32],
+    donors: &[DonorAddress],
     nodes: &Nodes,
     observer: &FabricObserver,
 ) -> Arc<ReplicaSet> {
-    let copies = Copies::new(&placement.blocks, slots, &placement.used);
+    let zones = zones_of(donors);
+    let copies = Copies::new(&placement.blocks, slots, &placement.used, &zones);
     let (all, observer) = (nodes.all().to_vec(), Arc::clone(observer));
     let report = move |event| {
         observer(match event {
@@ -103,9 +121,20 @@ pub(super) fn set(
                 reason,
             },
             ReplicaEvent::Repaired => FabricEvent::Repaired,
+            ReplicaEvent::InOneZone { blocks } => {
+                tracing::warn!(
+                    mib = (u64::from(blocks) * BLOCK_BYTES) >> 20,
+                    "memory has both copies in one zone, since donors of others have no room: the \
+                     loss of that zone loses it; add a donor in another zone, or let those there \
+                     lend more"
+                );
+                return;
+            }
         });
     };
-    Arc::new(ReplicaSet::new(copies, slots.len(), Box::new(report)))
+    let set = Arc::new(ReplicaSet::new(copies, slots.len(), Box::new(report)));
+    set.report_zones();
+    set
 }
 
 /// Returns an observer for the links of the donors, which passes on what concerns the guest: a donor
@@ -189,9 +218,22 @@ mod tests {
 
     #[test]
     fn donors_are_asked_for_both_copies_and_for_room_to_lose_one_of_three() {
-        assert_eq!(share(100 * MIB, 2), 100 * MIB);
-        assert_eq!(share(100 * MIB, 3), 100 * MIB);
-        assert_eq!(share(120 * MIB, 5), 60 * MIB);
-        assert_eq!(share(0, 2), BLOCK_BYTES);
+        let alone = |bytes, donors: u8| share(bytes, &Vec::from_iter(0..donors), 0);
+        assert_eq!(alone(100 * MIB, 2), 100 * MIB);
+        assert_eq!(alone(100 * MIB, 3), 100 * MIB);
+        assert_eq!(alone(120 * MIB, 5), 60 * MIB);
+        assert_eq!(alone(0, 2), BLOCK_BYTES);
+    }
+
+    #[test]
+    fn a_zone_is_asked_for_a_copy_of_everything_also_without_one_of_its_donors() {
+        assert_eq!(share(120 * MIB, &[0, 0, 1, 1], 0), 120 * MIB);
+        assert_eq!(
+            share(120 * MIB, &[0, 0, 0, 1], 1),
+            80 * MIB,
+            "as without zones"
+        );
+        assert_eq!(share(120 * MIB, &[0, 0, 0, 1], 3), 120 * MIB);
+        assert_eq!(share(120 * MIB, &[0, 0, 0, 1, 1, 1], 3), 60 * MIB);
     }
 }

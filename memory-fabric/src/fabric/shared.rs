@@ -80,9 +80,11 @@ impl Fabric {
         let mut replicas = None;
         if config.replicated {
             nodes = Nodes::replicated(donors);
-            let (placement, slots) =
-                replicas::place_at_most(wanted, lent.iter().map(|lent| lent.1));
-            replicas = Some(replicas::set(&placement, &slots, &nodes, observer));
+            let zones = replicas::zones_of(&config.donors);
+            let lent = lent.iter().map(|lent| lent.1);
+            let (placement, slots) = replicas::place_at_most(wanted, &zones, lent);
+            let asked = &config.donors;
+            replicas = Some(replicas::set(&placement, &slots, asked, &nodes, observer));
         }
         // The pager has no part in this memory: for it, all of it is here.
         let homes = HomeTable::new(local, &config.ram, None).with_links(nodes.all());

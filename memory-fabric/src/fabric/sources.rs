@@ -45,11 +45,12 @@ impl Sources {
         let home_here = config.local_use.home_here(guest_pages, local_pages);
         let mut missing = (guest_pages - home_here) << PAGE_SHIFT;
         let mut donors_left = config.donors.len() as u64;
-        for (&node, donor) in config.nodes.donors.iter().zip(&config.donors) {
+        let zones = replicas::zones_of(&config.donors);
+        for (at, (&node, donor)) in config.nodes.donors.iter().zip(&config.donors).enumerate() {
             // Whole blocks: the unit of homes.
             let blocks = missing.div_ceil(BLOCK_BYTES).div_ceil(donors_left.max(1));
             let share = if config.replicated {
-                replicas::share((guest_pages - home_here) << PAGE_SHIFT, config.donors.len())
+                replicas::share((guest_pages - home_here) << PAGE_SHIFT, &zones, at)
             } else {
                 blocks.max(1) * BLOCK_BYTES
             };

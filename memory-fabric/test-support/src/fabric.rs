@@ -121,6 +121,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
             .iter()
             .map(|&address| DonorAddress {
                 name: None,
+                zone: None,
                 address,
                 fingerprint: None,
                 bytes: None,

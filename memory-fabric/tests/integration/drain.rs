@@ -23,6 +23,7 @@ const SECOND: NodeId = NodeId(2);
 fn at(address: SocketAddr) -> DonorAddress {
     DonorAddress {
         name: None,
+        zone: None,
         address,
         fingerprint: None,
         bytes: None,

@@ -91,6 +91,7 @@ fn a_donor_that_cannot_leave_is_refused_with_numbers_and_used_on() {
     assert!(text.contains("room for 0 MiB"), "{text}");
     let elsewhere = DonorAddress {
         name: None,
+        zone: None,
         address: "127.0.0.1:9".parse().expect("an address"),
         fingerprint: None,
         bytes: None,

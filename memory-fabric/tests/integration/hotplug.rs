@@ -27,6 +27,7 @@ fn growing(local: u64, donors: &[SocketAddr]) -> FabricConfig {
 fn at(address: SocketAddr) -> Option<DonorAddress> {
     Some(DonorAddress {
         name: None,
+        zone: None,
         address,
         fingerprint: None,
         bytes: None,

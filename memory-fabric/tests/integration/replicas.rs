@@ -203,6 +203,46 @@ fn copies_of_a_killed_donor_move_to_the_others_and_a_second_one_may_be_killed() 
     }
 }
 
+/// Without zones, donors 0 and 2 of four that lend the same hold both copies of blocks.
+#[test]
+fn the_donors_of_a_zone_are_killed_at_once_and_nothing_is_lost() {
+    for seed in 1..=2_u64 {
+        let mut donors = [0; 4].map(|_| Some(donor(GUEST)));
+        let addresses = donors.each_ref().map(|donor| {
+            let donor = donor.as_ref().expect("running");
+            donor.address()
+        });
+        let mut config = replicated(&addresses);
+        config.grace = Duration::from_millis(200);
+        for (donor, zone) in config.donors.iter_mut().zip(["a", "b", "a", "b"]) {
+            donor.zone = Some(zone.to_owned());
+        }
+        let running = start(&config);
+        let view = running.fabric.view().clone();
+        let moment = 20_000 + Random(seed).next() % 50_000;
+        let mut is_whole_again = false;
+        increment(&running, seed, 200_000, |done| {
+            if done >= moment && donors[0].is_some() {
+                let killed = [donors[0].take(), donors[2].take()];
+                std::thread::scope(|scope| {
+                    for donor in killed {
+                        scope.spawn(|| drop(donor));
+                    }
+                });
+            }
+            let replicas = view.replicas().expect("replicated");
+            is_whole_again = replicas.losses == 2 && replicas.degraded_bytes == 0;
+            is_whole_again
+        });
+        let paused = |event: &FabricEvent| matches!(event, FabricEvent::Link(_));
+        let events = events(&running);
+        assert!(!events.iter().any(paused), "seed {seed}: {events:?}");
+        let replicas = view.replicas().expect("replicated");
+        assert_eq!(replicas.in_one_zone_bytes, replicas.bytes, "seed {seed}");
+        running.fabric.shutdown();
+    }
+}
+
 /// Links are cut and restored in turn, each time only when all copies are valid again: the donor
 /// that was away has missed write-backs, and is the only one with all bytes soon after.
 #[test]

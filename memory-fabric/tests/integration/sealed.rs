@@ -212,6 +212,7 @@ fn a_donor_joins_sealed_and_returns_after_it_left() {
     for _ in 0..2 {
         let donor = memory_fabric::fabric::DonorAddress {
             name: None,
+            zone: None,
             address: joins.address(),
             fingerprint: None,
             bytes: None,

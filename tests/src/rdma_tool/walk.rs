@@ -62,6 +62,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         local_use: LocalUse::Cache,
         donors: vec![DonorAddress {
             name: None,
+            zone: None,
             address: donor,
             bytes: Some(bytes),
             fingerprint: None,

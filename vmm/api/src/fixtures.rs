@@ -187,6 +187,7 @@ pub fn status() -> VmStatus {
             replicas: Some(ReplicasUsed {
                 bytes: 192 << 20,
                 degraded_bytes: 48 << 20,
+                in_one_zone_bytes: 8 << 20,
                 repaired_bytes: 16 << 20,
                 losses: 1,
                 out: vec![2],

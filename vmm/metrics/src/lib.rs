@@ -6,6 +6,7 @@
 
 mod families;
 mod node;
+mod replicas;
 mod shared;
 mod vm;
 

@@ -1,6 +1,7 @@
 //! Metrics of a VM.
 
 use super::families::{Families, Labels, flag, float};
+use super::replicas;
 use super::shared::{self, NodeTimes};
 use ssi_hv_api::report::{Distribution, DrainUsed, PathUsed, RateLimited, Role, TrafficClass};
 use ssi_hv_api::status::{LinkNow, NodeNow, VmState, VmStatus};
@@ -160,28 +161,7 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
     ] {
         all.gauge(name, help, float(bytes));
     }
-    if let Some(replicas) = &memory.replicas {
-        all.gauge(
-            "ssi_hv_replicated_bytes",
-            "Memory on donors with two copies, unless it is degraded.",
-            float(replicas.bytes),
-        );
-        all.gauge(
-            "ssi_hv_degraded_bytes",
-            "How much of it has one copy only.",
-            float(replicas.degraded_bytes),
-        );
-        all.counter(
-            "ssi_hv_repaired_bytes_total",
-            "How much of it got its second copy back.",
-            replicas.repaired_bytes,
-        );
-        all.counter(
-            "ssi_hv_donor_losses_total",
-            "How often a donor of replicated memory went out of use.",
-            replicas.losses,
-        );
-    }
+    replicas::add(all, memory.replicas.as_ref());
     add_drain(all, memory.drain.as_ref());
     if let Some(lost) = &memory.lost {
         for (name, help, count) in [

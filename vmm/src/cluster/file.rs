@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use fabric_identity::Name;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
@@ -297,6 +298,17 @@ fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, Cluste
             place.from
         )));
     }
+    if let Some(zone) = &place.zone {
+        if config.cpus > 0 {
+            return Err(wrong(format!(
+                "zone = \"{zone}\" is for nodes that only lend memory, and it lends {} vCPUs; remove one of \
+                 the two",
+                config.cpus
+            )));
+        }
+        let named: Result<Name, _> = zone.parse();
+        named.map_err(|error| wrong(format!("zone: {error}")))?;
+    }
     let name = match &place.name {
         Some(name) => name.clone(),
         None => default_name
@@ -350,6 +362,7 @@ pub(super) fn keys_of_places() -> Vec<String> {
         namespace: true,
         address: "h:1".parse().ok(),
         from: crate::config::node_arg::CpusFrom::Init,
+        zone: Some("z".into()),
     };
     let table = file::to_table(&place).expect("is TOML");
     table.keys().cloned().collect()

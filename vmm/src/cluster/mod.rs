@@ -57,11 +57,14 @@ pub struct Place {
     /// Since when its vCPUs are there.
     #[serde(skip_serializing_if = "CpusFrom::is_start")]
     pub from: CpusFrom,
+    /// The failure domain of the memory that it lends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
 }
 
 impl Place {
     /// Its keys.
-    const KEYS: [&str; 8] = [
+    const KEYS: [&str; 9] = [
         "name",
         "ssh",
         "ssh-options",
@@ -70,6 +73,7 @@ impl Place {
         "namespace",
         "address",
         "from",
+        "zone",
     ];
 }
 
@@ -98,6 +102,12 @@ impl Node {
     #[must_use]
     pub fn identity(&self) -> Option<Name> {
         self.name.as_str().parse().ok()
+    }
+
+    /// Returns the failure domain of its memory, which was checked when the file was read.
+    #[must_use]
+    pub fn zone(&self) -> Option<Name> {
+        self.place.zone.as_ref()?.parse().ok()
     }
 
     /// Describes where it runs.
@@ -168,6 +178,7 @@ impl Cluster {
                 Ok(0) | Err(_) => vm.donors.push(Donor {
                     name,
                     address,
+                    zone: node.zone(),
                     memory: all.then_some(node.config.memory),
                     fingerprint: fingerprint.filter(|_| self.vm.credentials.is_none()),
                 }),

@@ -1,5 +1,5 @@
 //! Addresses of nodes and donors in textual form: `HOST:PORT` and
-//! `HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]`.
+//! `HOST:PORT[,memory=SIZE][,name=NAME][,zone=ZONE][,fingerprint=HEX]`.
 
 use std::fmt;
 use std::io;
@@ -99,7 +99,7 @@ pub enum ParseAddressError {
     },
     /// An unknown option follows the address.
     #[error(
-        "`{option}` is not an option of a donor; write HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]"
+        "`{option}` is not an option of a donor; write HOST:PORT[,memory=SIZE][,name=NAME][,zone=ZONE][,fingerprint=HEX]"
     )]
     Option {
         /// The unknown part.
@@ -116,6 +116,14 @@ pub enum ParseAddressError {
     /// The name of the certificate is malformed.
     #[error(transparent)]
     Name(#[from] SubjectError),
+    /// The zone is malformed.
+    #[error("zone={given}: {source}")]
+    Zone {
+        /// What was given.
+        given: String,
+        /// What a zone may be.
+        source: SubjectError,
+    },
     /// The fingerprint is malformed.
     #[error(transparent)]
     Fingerprint(#[from] FingerprintError),
@@ -170,6 +178,8 @@ pub struct Donor {
     pub fingerprint: Option<Fingerprint>,
     /// Its name in the certificate of the cluster's authority.
     pub name: Option<Name>,
+    /// Its failure domain, such as a rack: copies of one page are in different ones.
+    pub zone: Option<Name>,
 }
 
 impl fmt::Display for Donor {
@@ -184,6 +194,9 @@ impl fmt::Display for Donor {
         if let Some(name) = &self.name {
             write!(f, ",name={name}")?;
         }
+        if let Some(zone) = &self.zone {
+            write!(f, ",zone={zone}")?;
+        }
         Ok(())
     }
 }
@@ -194,7 +207,7 @@ impl FromStr for Donor {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default().parse()?;
-        let (mut memory, mut fingerprint, mut name) = (None, None, None);
+        let (mut memory, mut fingerprint, mut name, mut zone) = (None, None, None, None);
         for part in parts {
             let (option, twice) = if let Some(size) = part.strip_prefix("memory=") {
                 ("memory=", memory.replace(size.parse()?).is_some())
@@ -202,6 +215,13 @@ impl FromStr for Donor {
                 ("fingerprint=", fingerprint.replace(hex.parse()?).is_some())
             } else if let Some(given) = part.strip_prefix("name=") {
                 ("name=", name.replace(given.parse()?).is_some())
+            } else if let Some(given) = part.strip_prefix("zone=") {
+                let named = given.parse();
+                let named = named.map_err(|source| ParseAddressError::Zone {
+                    given: given.chars().take(80).collect(),
+                    source,
+                })?;
+                ("zone=", zone.replace(named).is_some())
             } else {
                 let option = part.into();
                 return Err(ParseAddressError::Option { option });
@@ -216,6 +236,7 @@ impl FromStr for Donor {
             memory,
             fingerprint,
             name,
+            zone,
         })
     }
 }
@@ -285,6 +306,9 @@ mod tests {
         assert!(refused(&format!("h:1,{one},{one}")).contains("fingerprint= twice"));
         assert!(refused("h:1,fingerprint=0b").contains("64 hexadecimal digits"));
         assert!(refused("h:1,").contains("``"));
+        assert!(refused("h:1,zone=a,zone=b").contains("zone= twice"));
+        let text = refused("h:1,zone=Rack 1");
+        assert!(text.contains("zone=Rack 1: "), "{text}");
     }
 
     #[test]
@@ -309,12 +333,14 @@ mod tests {
             host in "[a-z][a-z0-9.-]{0,20}", port: u16, memory: Option<u64>,
             fingerprint in prop::option::of("[0-9a-f]{64}"),
             name in prop::option::of("[a-z0-9][a-z0-9._-]{0,62}"),
+            zone in prop::option::of("[a-z0-9][a-z0-9._-]{0,62}"),
         ) {
             let fingerprint = fingerprint.map(|hex| hex.parse().expect("a fingerprint"));
             let address = HostPort { host, port };
             let name = name.map(|name| name.parse().expect("a name"));
+            let zone = zone.map(|zone| zone.parse().expect("a zone"));
             let memory = memory.map(ByteSize::from_bytes);
-            let donor = Donor { address, memory, fingerprint, name };
+            let donor = Donor { address, memory, fingerprint, name, zone };
             prop_assert_eq!(donor.to_string().parse(), Ok(donor));
         }
     }

@@ -48,6 +48,8 @@ pub struct ResolvedDonor {
     pub fingerprint: Option<Fingerprint>,
     /// Whom its certificate has to name.
     pub identity: Option<Name>,
+    /// Its failure domain.
+    pub zone: Option<Name>,
 }
 
 /// A virtual machine whose settings are valid. Starting it may still fail.
@@ -444,5 +446,6 @@ pub fn resolved_donor(
         memory: donor.memory,
         fingerprint: donor.fingerprint,
         identity: donor.name.clone(),
+        zone: donor.zone.clone(),
     })
 }

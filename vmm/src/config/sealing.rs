@@ -47,6 +47,7 @@ mod tests {
             memory: Some(crate::size::ByteSize::from_bytes(PAGE_SIZE as u64)),
             fingerprint: None,
             identity: None,
+            zone: None,
         };
         settings.checked_seal(&[donor])
     }

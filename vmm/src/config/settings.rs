@@ -85,7 +85,7 @@ pub struct RunSettings {
     /// Local memory [default: all, or what donors with memory= leave]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
-    /// A donor, HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]; repeatable
+    /// A donor, HOST:PORT[,memory=SIZE][,name=NAME][,zone=ZONE][,fingerprint=HEX]; repeatable
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
     /// Copies of each page on donors, each on another one: 1 or 2

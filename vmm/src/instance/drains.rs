@@ -259,6 +259,7 @@ mod tests {
     fn at(address: &str, bytes: Option<u64>) -> DonorAddress {
         DonorAddress {
             name: None,
+            zone: None,
             address: address.parse().expect("an address"),
             fingerprint: None,
             bytes,

@@ -96,6 +96,7 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         address: resolved.address,
         name: resolved.identity,
         fingerprint: resolved.fingerprint,
+        zone: resolved.zone.map(|zone| zone.to_string()),
         bytes: None,
     };
     Ok((address, donor.address.to_string()))

@@ -89,6 +89,7 @@ fn configured_donors(config: &RunConfig) -> Vec<DonorAddress> {
         address: donor.address,
         name: donor.identity.clone(),
         fingerprint: donor.fingerprint,
+        zone: donor.zone.as_ref().map(ToString::to_string),
         bytes: donor.memory.map(ByteSize::bytes),
     });
     donors.collect()

@@ -162,6 +162,7 @@ pub fn memory(view: &FabricView, count_huge: bool, machine_checks: u64) -> Memor
         replicas: view.replicas().map(|replicas| ReplicasUsed {
             bytes: replicas.bytes,
             degraded_bytes: replicas.degraded_bytes,
+            in_one_zone_bytes: replicas.in_one_zone_bytes,
             repaired_bytes: replicas.repaired_bytes,
             losses: replicas.losses,
             out: replicas.out.iter().map(|node| node.0.into()).collect(),

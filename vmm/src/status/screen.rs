@@ -67,6 +67,10 @@ pub fn vm(status: &VmStatus) -> String {
     ));
     if let Some(replicas) = &memory.replicas {
         line(format!("copies     {}", copies(replicas)));
+        if replicas.in_one_zone_bytes > 0 {
+            let bytes = size(replicas.in_one_zone_bytes);
+            line(format!("           {bytes} have both copies in one zone"));
+        }
     }
     if let Some(lost) = &memory.lost {
         line(format!(

@@ -98,6 +98,55 @@ fn a_guest_survives_the_loss_of_one_donor_and_ends_with_that_of_both() {
     assert_eq!(vm.code(), Some(ExitCode::DonorLost.code().into()));
 }
 
+/// Without zones, the first and the third of four donors that lend the same hold both copies of
+/// blocks.
+#[test]
+fn a_guest_survives_the_loss_of_a_zone_with_two_donors_at_once() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let mut flags = vec!["--name", "doubled", "--replicas", "2", "--donor-grace", "1"];
+    let nodes: Vec<_> = ["east", "west", "east", "west"]
+        .into_iter()
+        .map(|zone| {
+            let (node, address) = node(&place, &[]);
+            (node, format!("{address},zone={zone}"))
+        })
+        .collect();
+    for (_, donor) in &nodes {
+        flags.extend(["--donor", donor]);
+    }
+    let mut vm = vm_with(&place, tiny_guests::talk_and_walk::code(), &flags);
+    read_round(&mut vm, 1);
+    let whole = wait_for(&place, "/memory/replicas/degraded_bytes", 0);
+    assert_eq!(count(&whole, "/memory/replicas/in_one_zone_bytes"), 0);
+
+    let mut east = Vec::new();
+    let mut west = Vec::new();
+    for (index, (node, _)) in nodes.into_iter().enumerate() {
+        match index % 2 {
+            0 => east.push(node),
+            _ => west.push(node),
+        }
+    }
+    for node in &east {
+        node.signal(libc::SIGKILL);
+    }
+    for round in 2..5 {
+        read_round(&mut vm, round);
+    }
+    // Both copies are in the zone that is left, which is counted.
+    let lost = wait_for(&place, "/memory/replicas/losses", 2);
+    assert_eq!(lost["state"], "running", "{lost}");
+    let bytes = count(&lost, "/memory/replicas/bytes");
+    wait_for(&place, "/memory/replicas/in_one_zone_bytes", bytes);
+    let text = place.printed(&["status", "doubled"]);
+    assert!(text.contains(" have both copies in one zone\n"), "{text}");
+    read_round(&mut vm, 5);
+    drop(west);
+}
+
 #[test]
 fn replicas_that_cannot_be_kept_are_refused_before_anything_starts() {
     let place = Place::new();

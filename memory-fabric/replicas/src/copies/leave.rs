@@ -6,8 +6,10 @@
 //! holds its page, so that nothing of it was written back in between, and the old copy has the same
 //! bytes.
 //!
-//! All places are reserved before anything moves.
+//! All places are reserved before anything moves: as many as possible in another zone than the block's
+//! other copy, then the rest on another donor.
 
+use super::room::Apart;
 use super::{Copies, Copy, CopyState, Ledger, Repair};
 use crate::placement::Place;
 use std::collections::VecDeque;
@@ -33,6 +35,8 @@ pub enum LeaveError {
 #[derive(Clone, Copy, Debug)]
 struct Move {
     block: u32,
+    /// The donor of its other copy when the move was planned.
+    other: u8,
     /// Where to, and whether that is all zero; `None` when it is to be found.
     to: Option<(Place, bool)>,
 }
@@ -81,15 +85,10 @@ impl Copies {
             let other = self.other_than(block, donor)?;
             Some((block, other.place.donor))
         });
-        let all: Vec<_> = all.collect();
+        let all: Vec<(u32, u8)> = all.collect();
         let mut moves = VecDeque::with_capacity(all.len());
-        for &(block, avoided) in &all {
-            let to = self.free_place(&mut ledger, avoided);
-            let to = to.or_else(|| self.exchanged_place(&mut ledger, donor, avoided, &mut moves));
-            if to.is_some() {
-                moves.push_back(Move { block, to });
-            }
-        }
+        let crowded = self.reserve(&mut ledger, Apart::Zones, &all, &mut moves);
+        self.reserve(&mut ledger, Apart::Donors, &crowded, &mut moves);
         let count = |blocks: usize| u32::try_from(blocks).expect("23 bits");
         if moves.len() < all.len() {
             ledger.leaving = None;
@@ -106,32 +105,75 @@ impl Copies {
         Ok(count(all.len()))
     }
 
-    /// Finds a place when all that are left are on the donor to be avoided: one of them goes to an
+    /// Finds places for blocks that have their other copies on these donors, as many as there can be.
+    /// Returns the others.
+    ///
+    /// Blocks of one group find no place only if all that are left are in that group, and if no earlier
+    /// move of another group has a place outside. So there is one such group at most. All blocks of
+    /// other groups have places then, and blocks of that one have all places outside: no choice of
+    /// places has more. What has become impossible stays so.
+    fn reserve(
+        &self,
+        ledger: &mut Ledger,
+        apart: Apart,
+        blocks: &[(u32, u8)],
+        moves: &mut VecDeque<Move>,
+    ) -> Vec<(u32, u8)> {
+        let mut full = None;
+        // Moves before this one cannot be exchanged.
+        let mut seen = 0;
+        let mut without = Vec::new();
+        for &(block, other) in blocks {
+            let group = self.group(apart, other);
+            let to = match full == Some(group) {
+                true => None,
+                false => self
+                    .free_place_apart(ledger, apart, other)
+                    .or_else(|| self.exchanged_place(ledger, apart, other, moves, &mut seen)),
+            };
+            if to.is_none() {
+                full = Some(group);
+                without.push((block, other));
+                continue;
+            }
+            moves.push_back(Move { block, other, to });
+        }
+        without
+    }
+
+    /// Finds a place when all that are left are in the group to be avoided: one of them goes to an
     /// earlier move, whose place is returned.
     fn exchanged_place(
         &self,
         ledger: &mut Ledger,
-        leaving: u8,
+        apart: Apart,
         avoided: u8,
         moves: &mut VecDeque<Move>,
+        seen: &mut usize,
     ) -> Option<(Place, bool)> {
-        let (earlier, other) = moves.iter_mut().find_map(|one| {
-            let other = self.other_than(one.block, leaving)?.place.donor;
-            let (to, _) = one.to?;
-            (other != avoided && to.donor != avoided).then_some((one, other))
-        })?;
-        let place = self.free_place(ledger, other)?;
+        let is_usable = |one: &Move| {
+            let to = one.to.map(|(place, _)| place.donor);
+            self.are_apart(apart, one.other, avoided)
+                && to.is_some_and(|donor| self.are_apart(apart, donor, avoided))
+        };
+        while !is_usable(moves.get(*seen)?) {
+            *seen += 1;
+        }
+        let earlier = &mut moves[*seen];
+        let place = self.free_place_apart(ledger, apart, earlier.other)?;
         earlier.to.replace(place)
     }
 
     /// Takes a place that is reserved for a move, which finds another one later or stays.
-    pub(super) fn reserved_place(&self, ledger: &mut Ledger, avoided: u8) -> Option<(Place, bool)> {
-        let is_usable = |one: &&mut Move| {
-            let to = one.to.map(|(place, _)| place.donor);
-            to.is_some_and(|donor| donor != avoided && !self.is_out(donor))
-        };
+    pub(super) fn reserved_place(&self, ledger: &mut Ledger, other: u8) -> Option<(Place, bool)> {
         let moves = &mut ledger.leaving.as_mut()?.moves;
-        moves.iter_mut().rev().find(is_usable)?.to.take()
+        [Apart::Zones, Apart::Donors].into_iter().find_map(|apart| {
+            let is_usable = |one: &&mut Move| {
+                let to = one.to.map(|(place, _)| place.donor);
+                to.is_some_and(|donor| self.are_apart(apart, donor, other) && !self.is_out(donor))
+            };
+            moves.iter_mut().rev().find(is_usable)?.to.take()
+        })
     }
 
     /// Returns the other copy of a block that has one on a donor.
@@ -222,13 +264,18 @@ impl Copies {
     /// Gives up a move that has begun: the block moves later, to another place.
     pub fn give_up_move(&self, given_up: &Repair) {
         let mut ledger = self.lock();
+        let donor = ledger.leaving.as_ref().map(|leaving| leaving.donor);
+        let other = donor.and_then(|donor| self.other_than(given_up.block, donor));
         // On a donor in use, pages for that place may be on their way: it is not used again.
         if self.is_out(given_up.to.donor) {
             ledger.give_back(Some((given_up.to, false)));
         }
-        if let Some(leaving) = &mut ledger.leaving {
-            let block = given_up.block;
-            leaving.moves.push_back(Move { block, to: None });
+        if let (Some(leaving), Some(other)) = (&mut ledger.leaving, other) {
+            leaving.moves.push_back(Move {
+                block: given_up.block,
+                other: other.place.donor,
+                to: None,
+            });
         }
         self.note_change();
     }

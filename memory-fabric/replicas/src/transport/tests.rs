@@ -5,7 +5,7 @@ mod model;
 
 use super::*;
 use crate::copies::{Copies, NextMove};
-use crate::placement::Placement;
+use crate::placement::{Placement, zones};
 use crate::set::{LeaveEvent, Loss, ReplicaEvent};
 use fake::{FakeDonor, FakeTransport, page_with};
 use model::World;
@@ -28,8 +28,9 @@ struct Bed {
 
 impl Bed {
     fn new(slots: &[u32], blocks: u32) -> Self {
-        let placement = Placement::new(slots, blocks);
-        let copies = Copies::new(&placement.blocks, slots, &placement.used);
+        let zones = zones(slots.iter().map(|_| None));
+        let placement = Placement::new(slots, &zones, blocks);
+        let copies = Copies::new(&placement.blocks, slots, &placement.used, &zones);
         let events = Arc::<Mutex<Vec<ReplicaEvent>>>::default();
         let sink = Arc::clone(&events);
         let observer = Box::new(move |event| sink.lock().expect("no panic").push(event));

@@ -28,6 +28,7 @@ fn an_unplug_that_fails_changes_no_byte() {
     let words = Words::of(&running.fabric);
     let address = DonorAddress {
         name: None,
+        zone: None,
         address: joins.address(),
         fingerprint: None,
         bytes: None,

@@ -169,6 +169,37 @@ impl Timeline {
     }
 }
 
+/// Memory on donors with two copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ReplicasUsed {
+    /// Memory of the guest that has two copies, unless it is degraded.
+    pub bytes: u64,
+    /// How much of it has one copy only.
+    pub degraded_bytes: u64,
+    /// How much of it has both copies in one zone.
+    #[serde(default)]
+    pub in_one_zone_bytes: u64,
+    /// How much got its second copy back.
+    pub repaired_bytes: u64,
+    /// How often a donor went out of use.
+    pub losses: u64,
+    /// The ids of the donors that are out of use.
+    pub out: Vec<u32>,
+}
+
+impl ReplicasUsed {
+    /// `degraded` when some memory has one copy only, otherwise `whole`.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        if self.degraded_bytes > 0 {
+            "degraded"
+        } else {
+            "whole"
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ pub use coherence::{
 };
 pub use details::{
     Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, RateLimited,
-    TIMELINE_SAMPLES_MAX, Timeline,
+    ReplicasUsed, TIMELINE_SAMPLES_MAX, Timeline,
 };
 
 use serde::{Deserialize, Serialize};
@@ -198,34 +198,6 @@ pub struct SealingUsed {
     pub pages_opened: u64,
     /// How many did not open, each time: a donor or the network had changed them.
     pub pages_rejected: u64,
-}
-
-/// Memory on donors with two copies.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ReplicasUsed {
-    /// Memory of the guest that has two copies, unless it is degraded.
-    pub bytes: u64,
-    /// How much of it has one copy only.
-    pub degraded_bytes: u64,
-    /// How much got its second copy back.
-    pub repaired_bytes: u64,
-    /// How often a donor went out of use.
-    pub losses: u64,
-    /// The ids of the donors that are out of use.
-    pub out: Vec<u32>,
-}
-
-impl ReplicasUsed {
-    /// `degraded` when some memory has one copy only, otherwise `whole`.
-    #[must_use]
-    pub fn state(&self) -> &'static str {
-        if self.degraded_bytes > 0 {
-            "degraded"
-        } else {
-            "whole"
-        }
-    }
 }
 
 /// Memory that is plugged while the guest runs.

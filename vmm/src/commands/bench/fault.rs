@@ -251,6 +251,7 @@ pub(super) fn start_fabric(
                     name: members.map(|members| members.node_name.clone()),
                     address: donor.address(),
                     fingerprint: None,
+                    zone: None,
                     bytes: None,
                 })
                 .collect(),

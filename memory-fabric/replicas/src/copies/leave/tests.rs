@@ -2,11 +2,105 @@
 
 use super::*;
 use crate::copies::Loan;
-use crate::placement::Placement;
+use crate::placement::{Placement, zones};
+use proptest::prelude::*;
 
 fn copies(slots: &[u32], blocks: u32) -> Copies {
-    let placement = Placement::new(slots, blocks);
-    Copies::new(&placement.blocks, slots, &placement.used)
+    let zones = zones(slots.iter().map(|_| None));
+    let placement = Placement::new(slots, &zones, blocks);
+    Copies::new(&placement.blocks, slots, &placement.used, &zones)
+}
+
+/// Returns how many blocks of `others`, the donors of their other copies, can get places in another zone:
+/// the largest flow to the room of each donor, found with augmenting paths.
+fn separable(others: &[u8], room: &[u32], zones: &[u8]) -> usize {
+    let slots = (0..).zip(room);
+    let slots = slots.flat_map(|(donor, &room)| (0..room).map(move |_| donor));
+    let slots: Vec<u8> = slots.collect();
+    let zone = |donor: u8| zones[usize::from(donor)];
+    let mut holders: Vec<Option<usize>> = vec![None; slots.len()];
+    fn place(
+        block: usize,
+        fits: &dyn Fn(usize, usize) -> bool,
+        holders: &mut [Option<usize>],
+        tried: &mut [bool],
+    ) -> bool {
+        for slot in 0..holders.len() {
+            if tried[slot] || !fits(block, slot) {
+                continue;
+            }
+            tried[slot] = true;
+            let is_free = match holders[slot] {
+                None => true,
+                Some(holder) => place(holder, fits, holders, tried),
+            };
+            if is_free {
+                holders[slot] = Some(block);
+                return true;
+            }
+        }
+        false
+    }
+    let fits = |block: usize, slot: usize| zone(others[block]) != zone(slots[slot]);
+    let placed = (0..others.len()).filter(|&block| {
+        let mut tried = vec![false; slots.len()];
+        place(block, &fits, &mut holders, &mut tried)
+    });
+    placed.count()
+}
+
+proptest! {
+    #[test]
+    fn what_leaves_goes_to_other_zones_as_far_as_any_choice_of_places_can(
+        blocks in prop::collection::vec(1_u8..6, 0..14),
+        room in prop::collection::vec(0_u32..6, 5),
+        zones in prop::collection::vec(0_u8..3, 6),
+    ) {
+        // All blocks have one copy on donor 0, and the other one on one of five others.
+        let mut used = [0_u32; 6];
+        let mut take = |donor: u8| {
+            used[usize::from(donor)] += 1;
+            Place { donor, slot: used[usize::from(donor)] - 1 }
+        };
+        let places: Vec<_> = blocks.iter().map(|&other| [take(0), take(other)]).collect();
+        let all_room: Vec<u32> = [0].into_iter().chain(room).collect();
+        let slots: Vec<u32> = used.iter().zip(&all_room).map(|(used, room)| used + room).collect();
+        let copies = Copies::new(&places, &slots, &used, &zones);
+        let donors: Vec<u8> = (0..6).collect();
+        let all = separable(&blocks, &all_room, &donors);
+        match copies.leave(0) {
+            Err(LeaveError::NoRoom { room, .. }) => {
+                prop_assert!(all < blocks.len());
+                prop_assert_eq!(room as usize, all);
+            }
+            Err(other) => prop_assert!(false, "{other:?}"),
+            Ok(_) => {
+                prop_assert_eq!(all, blocks.len());
+                prop_assert_eq!(move_all(&copies).1, 0);
+                let apart = separable(&blocks, &all_room, &zones);
+                prop_assert_eq!(copies.in_one_zone() as usize, blocks.len() - apart);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_is_made_again_in_another_zone_while_one_has_room() {
+    // Donors 0 and 1 are zone 0, the others zones 1 and 2: two blocks of donor 2 have their other
+    // copies on 0, and there is room for one of them outside of zone 0, on donor 3.
+    let place = |donor, slot| Place { donor, slot };
+    let places = [[place(0, 0), place(2, 0)], [place(2, 1), place(0, 1)]];
+    let copies = Copies::new(&places, &[2, 9, 2, 1], &[2, 0, 2, 0], &[0, 0, 1, 2]);
+    assert_eq!(copies.in_one_zone(), 0);
+    assert_eq!(copies.exclude(2), Ok(true));
+    copies.lose(2);
+    let mut targets = Vec::new();
+    while let Some(repair) = copies.begin_repair(0) {
+        targets.push(repair.to.donor);
+        assert!(copies.end_repair(&repair));
+    }
+    assert_eq!(targets, [3, 1]);
+    assert_eq!((copies.degraded(), copies.in_one_zone()), (0, 1));
 }
 
 /// Moves everything; returns how many blocks moved, and how many stayed.
@@ -81,7 +175,7 @@ fn places_are_exchanged_where_that_makes_room_for_all() {
     ] {
         let pair = |(slot, donor)| [Place { donor: 0, slot }, Place { donor, slot: 0 }];
         let places: Vec<_> = (0..).zip(others).map(pair).collect();
-        let copies = Copies::new(&places, &[3, 2, 2, 2], &[3, 1, 1, 1]);
+        let copies = Copies::new(&places, &[3, 2, 2, 2], &[3, 1, 1, 1], &[0, 1, 2, 3]);
         assert_eq!(copies.leave(0), Ok(3), "{others:?}");
         assert_eq!(move_all(&copies), (3, 0), "{others:?}");
         for block in 0..3 {
@@ -101,7 +195,7 @@ fn a_block_with_one_copy_takes_a_place_that_is_reserved_for_a_move() {
         [place(1, 0), place(2, 1)],
         [place(1, 1), place(3, 1)],
     ];
-    let copies = Copies::new(&places, &[2, 2, 3, 3], &[2, 2, 2, 2]);
+    let copies = Copies::new(&places, &[2, 2, 3, 3], &[2, 2, 2, 2], &[0, 1, 2, 3]);
     assert_eq!(copies.leave(0), Ok(2));
     assert_eq!(copies.exclude(1), Ok(true));
     copies.lose(1);

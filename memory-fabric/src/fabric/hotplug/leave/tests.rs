@@ -22,6 +22,7 @@ fn growing() -> FabricConfig {
 fn at(donor: &Donor) -> Option<DonorAddress> {
     Some(DonorAddress {
         name: None,
+        zone: None,
         address: donor.address(),
         fingerprint: None,
         bytes: None,

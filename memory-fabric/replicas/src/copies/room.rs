@@ -1,0 +1,91 @@
+//! Where there is room for a copy: what each donor holds, and which donors a copy may go to.
+
+use super::{Copies, Ledger};
+use crate::placement::Place;
+
+/// What the two copies of a block do not share.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Apart {
+    /// The zone of their donors.
+    Zones,
+    /// Only the donor.
+    Donors,
+}
+
+impl Copies {
+    /// Returns what a donor has in common with those where a block with a copy there has no other
+    /// one: its zone, or itself.
+    pub(super) fn group(&self, apart: Apart, donor: u8) -> u8 {
+        match apart {
+            Apart::Zones => self.zones[usize::from(donor)],
+            Apart::Donors => donor,
+        }
+    }
+
+    /// Returns whether the copies of a block may be on both donors.
+    pub(super) fn are_apart(&self, apart: Apart, one: u8, other: u8) -> bool {
+        self.group(apart, one) != self.group(apart, other)
+    }
+
+    /// Takes a slot for a copy of a block that has its other one on a donor, and whether it is all
+    /// zero: in another zone if one has room, else on another donor.
+    pub(super) fn free_place(&self, ledger: &mut Ledger, other: u8) -> Option<(Place, bool)> {
+        let place = self.free_place_apart(ledger, Apart::Zones, other);
+        place.or_else(|| self.free_place_apart(ledger, Apart::Donors, other))
+    }
+
+    /// Takes a slot of the donor with the most of them, in the zone with the most of them.
+    pub(super) fn free_place_apart(
+        &self,
+        ledger: &mut Ledger,
+        apart: Apart,
+        other: u8,
+    ) -> Option<(Place, bool)> {
+        let mut of_zones = [0_u32; 1 << u8::BITS];
+        let usable = |ledger: &Ledger, donor: u8| {
+            let loan = &ledger.loans[usize::from(donor)];
+            let is_usable = !ledger.is_leaving(donor) && !self.is_out(donor) && !loan.lost;
+            if is_usable { loan.room() } else { 0 }
+        };
+        let donors = || (0..=u8::MAX).take(self.zones.len());
+        for donor in donors() {
+            of_zones[usize::from(self.zones[usize::from(donor)])] += usable(ledger, donor);
+        }
+        let allowed = donors().filter(|&donor| self.are_apart(apart, donor, other));
+        let allowed = allowed.map(|donor| (donor, usable(ledger, donor)));
+        // Blocks of that zone can use the room of all others, so that this leaves the most choice.
+        let (donor, _) = allowed
+            .filter(|(_, room)| *room > 0)
+            .max_by_key(|&(donor, room)| {
+                let zone = self.zones[usize::from(donor)];
+                (of_zones[usize::from(zone)], room)
+            })?;
+        let (slot, is_empty) = ledger.loans[usize::from(donor)].take()?;
+        Some((Place { donor, slot }, is_empty))
+    }
+
+    /// Returns the number of blocks with both copies in one zone, and both readable.
+    #[must_use]
+    pub fn in_one_zone(&self) -> u32 {
+        let is_in_one = |block: &u32| match self.readable(*block) {
+            [Some(first), Some(second)] => !self.are_apart(Apart::Zones, first.donor, second.donor),
+            _ => false,
+        };
+        let count = (0..self.blocks()).filter(is_in_one).count();
+        u32::try_from(count).expect("23 bits")
+    }
+
+    /// Returns the number of blocks whose first copy is on a donor, valid or not.
+    #[must_use]
+    pub fn first_copies_at(&self, donor: u8) -> u32 {
+        let is_there = |block: &u32| self.of(*block)[0].place.donor == donor;
+        u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
+    }
+
+    /// Returns the number of blocks with a copy on a donor, valid or not.
+    #[must_use]
+    pub fn blocks_at(&self, donor: u8) -> u32 {
+        let is_there = |block: &u32| self.of(*block).iter().any(|copy| copy.place.donor == donor);
+        u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
+    }
+}

@@ -1,0 +1,40 @@
+//! Metrics of replicated memory.
+
+use super::families::{Families, float};
+use ssi_hv_api::report::ReplicasUsed;
+
+/// Adds those of a VM with two copies of its pages.
+pub(super) fn add(all: &mut Families, replicas: Option<&ReplicasUsed>) {
+    let Some(replicas) = replicas else {
+        return;
+    };
+    for (name, help, bytes) in [
+        (
+            "ssi_hv_replicated_bytes",
+            "Memory on donors with two copies, unless it is degraded.",
+            replicas.bytes,
+        ),
+        (
+            "ssi_hv_degraded_bytes",
+            "How much of it has one copy only.",
+            replicas.degraded_bytes,
+        ),
+        (
+            "ssi_hv_in_one_zone_bytes",
+            "How much of it has both copies in one zone.",
+            replicas.in_one_zone_bytes,
+        ),
+    ] {
+        all.gauge(name, help, float(bytes));
+    }
+    all.counter(
+        "ssi_hv_repaired_bytes_total",
+        "How much of it got its second copy back.",
+        replicas.repaired_bytes,
+    );
+    all.counter(
+        "ssi_hv_donor_losses_total",
+        "How often a donor of replicated memory went out of use.",
+        replicas.losses,
+    );
+}
