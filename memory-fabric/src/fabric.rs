@@ -28,8 +28,11 @@ use crate::transport::select::Selection;
 pub use crate::transport::udp::{Fingerprint, FingerprintError};
 pub use crate::transport::{Compression, PathKind, TransportKind};
 use crate::uffd::Uffd;
-pub use crate::view::{AddedSummary, LostSummary, NodeSummary, RdmaSummary, ReplicaSummary};
-use crate::view::{FabricView, LentBy, VmMemory};
+pub use crate::view::{
+    AddedSummary, DonorPlacement, DonorUse, LostSummary, NodeSummary, PlacementSummary,
+    RdmaSummary, ReplicaSummary,
+};
+use crate::view::{FabricView, VmMemory};
 pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, OnLostMemory, SPIN_DEFAULT};
 use engine::Engine;
 pub use fabric_replicas::capacity as replicated_blocks;
@@ -207,8 +210,8 @@ impl Fabric {
                     .map_err(system("allow huge pages"))?;
             }
         }
-        let addresses = lent.into_iter().map(|(address, _)| address);
-        let lent_by = addresses.map(|address| LentBy::new(address, config.seals(address)));
+        let lent = lent.into_iter();
+        let lent_by = lent.map(|(address, bytes)| config.lender(address, bytes));
         let vm = VmMemory {
             memory: Arc::new(memory),
             stats: Arc::new(PagerStats::new(nodes.links())),

@@ -2,6 +2,8 @@
 //!
 //! Everything here is a load: no lock of the pager is taken, and guest memory is never accessed.
 
+mod placement;
+
 use crate::discard::{DiscardMailbox, Discarder};
 use crate::drain::{Drain, DrainSummary};
 use crate::guest_memory::GuestMemory;
@@ -16,6 +18,7 @@ use crate::pager::Shared;
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
 use fabric_replicas::ReplicaSet;
+pub use placement::{DonorPlacement, DonorUse, PlacementSummary};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -107,6 +110,10 @@ pub(crate) type LastDrain = Arc<RwLock<Option<Drain>>>;
 pub(crate) struct LentBy {
     /// `None` for the loopback slab.
     pub address: Option<SocketAddr>,
+    /// Its failure domain, if it has a name.
+    pub zone: Option<String>,
+    /// Bytes that it lends.
+    pub lent_bytes: u64,
     /// Whether it gets sealed pages only.
     pub is_sealed: bool,
     /// `None` for the loopback slab.
@@ -119,17 +126,6 @@ pub(crate) struct LentBy {
     pub own_count: Option<LeaseStatus>,
     /// Bytes of memory that compute nodes share and that have their place there.
     pub shared_bytes: u64,
-}
-
-impl LentBy {
-    /// A donor, or the loopback slab, to which no connection is made yet.
-    pub fn new(address: Option<SocketAddr>, is_sealed: bool) -> Self {
-        Self {
-            address,
-            is_sealed,
-            ..Self::default()
-        }
-    }
 }
 
 /// A VM's memory, shared by all parts of its fabric.

@@ -10,6 +10,7 @@ use crate::transport::rdma::Settings;
 use crate::transport::udp::Fingerprint;
 use crate::transport::{Compression, TransportKind};
 use crate::uffd::UffdError;
+use crate::view::LentBy;
 use fabric_identity::{Name, SharedCredentials};
 use fabric_sealing::KeyError;
 use std::io;
@@ -97,6 +98,21 @@ pub struct FabricConfig {
 }
 
 impl FabricConfig {
+    /// Returns a donor, or the loopback slab, that lends so much, and to which no connection is made yet.
+    pub(super) fn lender(&self, address: Option<SocketAddr>, lent_bytes: u64) -> LentBy {
+        let donor = self
+            .donors
+            .iter()
+            .find(|donor| Some(donor.address) == address);
+        LentBy {
+            address,
+            zone: donor.and_then(|donor| donor.zone.clone()),
+            lent_bytes,
+            is_sealed: self.seals(address),
+            ..LentBy::default()
+        }
+    }
+
     /// Checks what needs neither system nor donors; returns the end of the guest's address space in
     /// pages.
     pub(super) fn check(&self) -> Result<u64, FabricError> {

@@ -14,7 +14,7 @@ use crate::nodes::Nodes;
 use crate::page::PAGE_SHIFT;
 use crate::policy::Tier;
 use crate::stats::PagerStats;
-use crate::view::{FabricView, LentBy, VmMemory};
+use crate::view::{FabricView, VmMemory};
 use crate::wire::TrafficClass;
 use fabric_replicas::Role;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -90,8 +90,8 @@ impl Fabric {
         let homes = HomeTable::new(local, &config.ram, None).with_links(nodes.all());
         let plan = Plan::new(homes, guest_bytes >> PAGE_SHIFT, LocalUse::Cache, &[])?;
         let lent_bytes: Vec<u64> = lent.iter().map(|(_, bytes)| *bytes).collect();
-        let addresses = lent.into_iter().map(|(address, _)| address);
-        let lent_by = addresses.map(|address| LentBy::new(address, config.seals(address)));
+        let lent = lent.into_iter();
+        let lent_by = lent.map(|(address, bytes)| config.lender(address, bytes));
         let vm = VmMemory {
             memory: Arc::new(memory),
             stats: Arc::new(PagerStats::new(nodes.links())),

@@ -241,6 +241,7 @@ pub fn status() -> VmStatus {
         errors_total: 1,
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,
+        placement: None,
     }
 }
 

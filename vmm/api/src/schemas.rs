@@ -12,6 +12,7 @@ use crate::body::{
 };
 use crate::exit::ExitCode;
 use crate::report::{self, RUNNING, Report};
+use crate::status::placement::PlacementStatus;
 use crate::status::transport::TransportStatus;
 use crate::status::{self, Everything, NodeCounters};
 
@@ -64,6 +65,10 @@ fn the_published_schemas_are_those_of_the_types() {
         assert!(everything["$defs"][part].is_object(), "{part}");
     }
     compare("status.schema.json", &everything);
+    compare(
+        "placement.schema.json",
+        &schema_of::<PlacementStatus>(false),
+    );
     compare(
         "transport.schema.json",
         &schema_of::<TransportStatus>(false),

@@ -13,6 +13,10 @@ pub struct StatusConfig {
     #[arg(long)]
     pub heat: bool,
 
+    /// Show where the memory is: what each donor holds, and has room for
+    #[arg(long, conflicts_with = "heat")]
+    pub placement: bool,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,

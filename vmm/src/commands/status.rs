@@ -24,7 +24,7 @@ pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {
     if config.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&everything)?))?;
     } else {
-        print(&text(&everything, config.heat))?;
+        print(&text(&everything, config.heat || config.placement))?;
     }
     Ok(ExitCode::Success)
 }
@@ -80,7 +80,7 @@ fn everything(asked: &[&Entry], config: &StatusConfig) -> Result<Everything, Fai
     };
     for entry in asked {
         let result = match entry.kind {
-            Kind::Vm => vm_status(entry, config.heat).map(|vm| everything.vms.push(vm)),
+            Kind::Vm => vm_status(entry, config).map(|vm| everything.vms.push(vm)),
             Kind::Node => ask(&entry.path, "/v1/status").map(|node| everything.nodes.push(node)),
         };
         match result {
@@ -100,10 +100,13 @@ fn everything(asked: &[&Entry], config: &StatusConfig) -> Result<Everything, Fai
     Ok(everything)
 }
 
-fn vm_status(entry: &Entry, heat: bool) -> Result<VmStatus, ClientError> {
+fn vm_status(entry: &Entry, config: &StatusConfig) -> Result<VmStatus, ClientError> {
     let mut status: VmStatus = ask(&entry.path, "/v1/status")?;
-    if heat {
+    if config.heat {
         status.heat = Some(ask(&entry.path, "/v1/heat")?);
+    }
+    if config.placement {
+        status.placement = Some(ask(&entry.path, "/v1/placement")?);
     }
     Ok(status)
 }
@@ -115,21 +118,25 @@ pub(super) fn is_end(error: &io::Error) -> bool {
     )
 }
 
-fn text(everything: &Everything, heat: bool) -> String {
+fn text(everything: &Everything, only_vms: bool) -> String {
     let colour = may_colour(&io::stdout());
-    let vms = everything.vms.iter().map(|vm| match &vm.heat {
-        Some(map) => format!(
-            "VM {} (process {}): {}",
-            vm.name,
-            vm.pid,
-            screen::heat::map(map, colour)
-        ),
-        None => screen::vm(vm),
+    let vms = everything.vms.iter().map(|vm| {
+        let shown = match (&vm.heat, &vm.placement) {
+            (Some(map), _) => screen::heat::map(map, colour),
+            (None, Some(placement)) => screen::placement::text(placement),
+            (None, None) => return screen::vm(vm),
+        };
+        format!("VM {} (process {}): {shown}", vm.name, vm.pid)
     });
-    let nodes = everything.nodes.iter().filter(|_| !heat).map(screen::node);
+    let nodes = everything.nodes.iter().filter(|_| !only_vms);
+    let nodes = nodes.map(screen::node);
     let parts: Vec<String> = vms.chain(nodes).collect();
     if parts.is_empty() {
-        let what = if heat { "no VM" } else { "no VM and no node" };
+        let what = if only_vms {
+            "no VM"
+        } else {
+            "no VM and no node"
+        };
         return format!("{what} of this user runs here\n");
     }
     parts.join("\n")

@@ -17,6 +17,7 @@ mod move_routes;
 mod nodes;
 mod numa;
 mod observe;
+mod placement;
 #[cfg(test)]
 mod routes_tests;
 mod run;

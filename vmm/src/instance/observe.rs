@@ -105,6 +105,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         errors_total,
         errors: errors.split_off(newest),
         heat: None,
+        placement: None,
     }
 }
 

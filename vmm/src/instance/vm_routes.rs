@@ -6,7 +6,7 @@ use devices::virtio::Balloon;
 
 use super::supervisor::OperationError;
 use super::vm::{BootedVm, Instance, starting};
-use super::{drain_routes, hotplug_routes, metrics, move_routes, observe, transports};
+use super::{drain_routes, hotplug_routes, metrics, move_routes, observe, placement, transports};
 use crate::config::GUEST_MEMORY_MIN;
 use crate::control_socket::protocol::{
     BalloonBody, BalloonTarget, PAUSE_TIME_MAX, Refusal, RefusalCode, StateBody,
@@ -28,6 +28,9 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
     }),
     look("/v1/transport", |instance, _| {
         answer(200, &transports::transport(instance, &*instance.booted()?))
+    }),
+    look("/v1/placement", |instance, _| {
+        answer(200, &placement::placement(&instance.booted()?.view))
     }),
     Route::look("/v1/metrics", metrics::of_vm),
     change(

@@ -1,6 +1,7 @@
 //! The status as text: one screen for each VM.
 
 pub mod heat;
+pub mod placement;
 mod rdma;
 pub mod shared;
 

@@ -75,6 +75,12 @@ impl Copies {
         u32::try_from(count).expect("23 bits")
     }
 
+    /// Returns the number of blocks for which a donor has room.
+    #[must_use]
+    pub fn room_at(&self, donor: u8) -> u32 {
+        self.lock().loans[usize::from(donor)].room()
+    }
+
     /// Returns the number of blocks whose first copy is on a donor, valid or not.
     #[must_use]
     pub fn first_copies_at(&self, donor: u8) -> u32 {

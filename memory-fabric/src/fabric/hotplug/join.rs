@@ -133,7 +133,7 @@ impl Inner {
         let is_sealed = self.config.seals(Some(address));
         let layer = is_sealed.then(|| self.sealer.layer(place, leased.grant().bytes));
         let layer = layer.transpose()?;
-        let mut lent_by = LentBy::new(Some(address), is_sealed);
+        let mut lent_by = self.config.lender(Some(address), leased.grant().bytes);
         let stats = &self.shared.stats.donors[place];
         let traffic = |class| Arc::clone(stats.traffic(class));
         let port = |&class: &TrafficClass| (class, self.shared.port_of(class).event_fd());

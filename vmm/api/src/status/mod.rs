@@ -5,6 +5,7 @@
 
 mod connections;
 pub mod heat;
+pub mod placement;
 pub mod rdma;
 pub mod transport;
 
@@ -15,6 +16,7 @@ use crate::report::{
 };
 pub use connections::{ConnectionsDropped, MemberUse, NodeConnections};
 use heat::HeatStatus;
+use placement::PlacementStatus;
 use rdma::{NodeRdma, RdmaResources};
 
 /// The version of the output of `ssi-hv status --json`.
@@ -94,6 +96,9 @@ pub struct VmStatus {
     /// The heat map, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heat: Option<HeatStatus>,
+    /// Where its memory is, if it was requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementStatus>,
 }
 
 /// What a vCPU does or waits for.

@@ -1,0 +1,125 @@
+//! Where a VM's memory is: what each donor holds, and has room for.
+
+use super::{FabricView, LentBy};
+use crate::homes::{BLOCK_BYTES, NodeId};
+use crate::link::path::PathStats;
+use crate::policy::Tier;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Whether a donor holds memory of the VM.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DonorUse {
+    /// It does, and can get more.
+    InUse,
+    /// It cannot be reached, or is lost. Its copies are stale.
+    Out,
+    /// Its lease has ended.
+    Left,
+}
+
+/// A donor's part of a VM's memory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DonorPlacement {
+    /// The donor.
+    pub id: NodeId,
+    /// Its address; `None` for the loopback slab.
+    pub address: Option<SocketAddr>,
+    /// Its failure domain, if it has a name.
+    pub zone: Option<String>,
+    /// Whether it is used.
+    pub usage: DonorUse,
+    /// Class of its link, and the time to fetch a page as measured; `None` for the loopback slab.
+    pub link: Option<(Tier, Duration)>,
+    /// Bytes that it lends to the VM.
+    pub lent_bytes: u64,
+    /// Of these, bytes of which it is the home, or has the copy that is read first.
+    pub home_bytes: u64,
+    /// Of these, bytes of which it has the other copy.
+    pub copy_bytes: u64,
+    /// Of these, bytes for which it has room.
+    pub free_bytes: u64,
+}
+
+/// The places of a VM's memory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PlacementSummary {
+    /// The donors in order.
+    pub donors: Vec<DonorPlacement>,
+    /// Bytes by the donors that hold them, valid or not.
+    pub held: Vec<(Vec<NodeId>, u64)>,
+}
+
+impl FabricView {
+    /// Returns the places of the VM's memory.
+    #[must_use]
+    pub fn placement(&self) -> PlacementSummary {
+        let lent_by = self.vm.lent_by();
+        let donors = lent_by.iter().enumerate();
+        let donors: Vec<_> = donors
+            .map(|(link, lent)| self.donor_at(link, lent))
+            .collect();
+        let held = match &self.vm.replicas {
+            Some(set) => {
+                let mut pairs: BTreeMap<[u8; 2], u64> = BTreeMap::new();
+                for block in 0..set.copies().blocks() {
+                    let mut pair = set.copies().of(block).map(|copy| copy.place.donor);
+                    pair.sort_unstable();
+                    *pairs.entry(pair).or_default() += BLOCK_BYTES;
+                }
+                let node = |link: u8| self.vm.nodes.node_at(link.into());
+                let named = pairs.into_iter();
+                named
+                    .map(|(pair, bytes)| (pair.map(node).to_vec(), bytes))
+                    .collect()
+            }
+            None => {
+                let alone = donors
+                    .iter()
+                    .map(|donor| (vec![donor.id], donor.home_bytes));
+                alone.filter(|(_, bytes)| *bytes > 0).collect()
+            }
+        };
+        PlacementSummary { donors, held }
+    }
+
+    fn donor_at(&self, link: usize, lent_by: &LentBy) -> DonorPlacement {
+        let home_bytes = self.homes_at(link, lent_by);
+        let id = self.vm.nodes.node_at(link);
+        let lost = self.pager().is_some_and(|pager| pager.losses.is_lost(link));
+        let path = lent_by.path.as_deref();
+        let mut found = DonorPlacement {
+            id,
+            address: lent_by.address,
+            zone: lent_by.zone.clone(),
+            usage: match (lent_by.own_count, lost) {
+                (Some(_), _) => DonorUse::Left,
+                (None, true) => DonorUse::Out,
+                (None, false) => DonorUse::InUse,
+            },
+            link: path.map(|path: &PathStats| (path.tier(), path.latency_estimate())),
+            lent_bytes: lent_by.lent_bytes,
+            home_bytes,
+            copy_bytes: 0,
+            free_bytes: lent_by.lent_bytes.saturating_sub(home_bytes),
+        };
+        if let Some(set) = &self.vm.replicas {
+            let (copies, donor) = (set.copies(), u8::try_from(link).expect("a few links"));
+            found.copy_bytes = u64::from(copies.blocks_at(donor)) * BLOCK_BYTES - home_bytes;
+            found.free_bytes = u64::from(copies.room_at(donor)) * BLOCK_BYTES;
+            found.usage = match (copies.has_left(donor), copies.is_out(donor)) {
+                (true, _) => DonorUse::Left,
+                (false, true) => DonorUse::Out,
+                (false, false) => found.usage,
+            };
+        }
+        if found.usage == DonorUse::Left {
+            found.lent_bytes = 0;
+        }
+        if found.usage != DonorUse::InUse {
+            found.free_bytes = 0;
+        }
+        found
+    }
+}
