@@ -3,10 +3,10 @@
 use crate::config::RunConfig;
 use crate::report::{PathMeasured, PathUsed, TransportUsed};
 use crate::size::ByteSize;
-use memory_fabric::Measured;
 use memory_fabric::fabric::{Fabric, PathKind, Tier};
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
+use memory_fabric::{BLOCK_BYTES, Measured};
 
 /// Describes the locations of the guest's memory and their transports.
 pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
@@ -70,13 +70,31 @@ pub fn transport_used(fabric: &Fabric) -> TransportUsed {
     }
 }
 
-/// Describes donors that were named but lend nothing.
+/// Describes donors that were named but hold nothing, or next to nothing.
 pub fn unused(fabric: &Fabric, config: &RunConfig) -> Option<String> {
     let (local, count) = (config.local_memory, config.donors.len());
-    (count > 0 && fabric.nodes().len() == 1).then(|| {
+    if count == 0 {
+        return None;
+    }
+    let donors = fabric.nodes().into_iter().skip(1);
+    if config.nodes.is_empty() {
+        return (donors.count() == 0).then(|| {
+            format!(
+                "--local-memory {local} is all that the guest has, so that none of the {count} donor(s) \
+                 is used; lower it, or omit --donor"
+            )
+        });
+    }
+    let held: u64 = donors.map(|donor| donor.memory_bytes).sum();
+    // Each lends a block at least.
+    (held <= count as u64 * BLOCK_BYTES).then(|| {
+        let by_nodes = config.nodes.iter().map(|node| node.memory.bytes()).sum();
         format!(
-            "--local-memory {local} is all that the guest has, so that none of the {count} donor(s) is \
-             used; lower it, or omit --donor"
+            "--local-memory {local} and the nodes with vCPUs, which lend {}, are all of the guest's {}, so \
+             that the {count} donor(s) hold next to nothing; give each --node less with memory=SIZE, \
+             or omit --donor",
+            ByteSize::from_bytes(by_nodes),
+            config.memory,
         )
     })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
 use tiny_guests::nodes::count_on_two_nodes;
-use tiny_guests::walk_for_ever;
+use tiny_guests::{second_cpu, walk_for_ever};
 
 use super::commands::{code, code_of, on_two_nodes, signal, start};
 use super::secured::Secured;
@@ -117,6 +117,34 @@ fn vcpus_of_two_nodes_count_in_memory_of_both_and_of_a_donor() {
     let vm = start(&place, &node, count_on_two_nodes::code(), &more);
     rest_is_right(vm, &place, &of_donor);
     all_is_given_back(&place, 2);
+}
+
+#[test]
+fn donors_that_hold_next_to_nothing_are_named_at_the_start() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_nodes, [address, of_donor]) = two(&place);
+    for (replicas, donors) in [("1", 1), ("2", 2)] {
+        let (_other, of_other) = node(&place, &[]);
+        let mut more = [&flags(&of_donor)[..], &["--replicas", replicas]].concat();
+        if donors == 2 {
+            more.extend(["--donor", &of_other]);
+        }
+        // The node lends all of the guest's memory.
+        let vm = start(&place, &address, second_cpu::code(), &more);
+        let output = end::rest_of(vm, end::LIMIT);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let warning = format!("the {donors} donor(s) hold next to nothing");
+        assert_eq!(said.matches(&warning).count(), 1, "{said}");
+    }
+    let donor = format!("{of_donor},memory=40M");
+    let node = format!("{address},memory=8M");
+    let vm = start(&place, &node, second_cpu::code(), &flags(&donor));
+    let output = end::rest_of(vm, end::LIMIT);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("next to nothing"), "{said}");
 }
 
 #[test]
