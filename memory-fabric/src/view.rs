@@ -326,6 +326,18 @@ impl FabricView {
         })
     }
 
+    /// Returns how often connections to each donor broke, of RDMA too.
+    #[must_use]
+    pub fn breaks(&self) -> Vec<(NodeId, u64)> {
+        let lent_by = self.vm.lent_by().into_iter().enumerate();
+        let breaks = lent_by.filter_map(|(link, lent)| {
+            let by_rdma = lent.rdma.map_or(0, |rdma| rdma.failures.get());
+            let breaks = lent.link?.breaks.get() + by_rdma;
+            Some((self.vm.nodes.node_at(link), breaks))
+        });
+        breaks.collect()
+    }
+
     /// Returns the link to each donor, in order; `None` for the loopback slab, and for donors that
     /// left.
     #[must_use]

@@ -248,6 +248,7 @@ impl Keeper {
     /// control connection alone is over when the lease is resumed.
     fn recover(&mut self, why: String, asked: &Receiver<LinkRequest>) -> Recovery {
         let node = self.config.node;
+        self.stats.breaks.increment();
         let now = Instant::now();
         let wanted = self.ports.iter().filter(|port| port.wanted);
         let outages: Vec<PortOutage> = wanted.filter_map(|port| port.outage).collect();

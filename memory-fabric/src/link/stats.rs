@@ -13,6 +13,8 @@ pub struct LinkStats {
     unreachable: AtomicBool,
     /// How often the donor became unreachable.
     pub outages: Counter,
+    /// How often connections to it broke, and were to be made again.
+    pub breaks: Counter,
 }
 
 impl LinkStats {
@@ -22,6 +24,7 @@ impl LinkStats {
             round_trip_ns_min: AtomicU64::new(nanos(round_trip)),
             unreachable: AtomicBool::new(false),
             outages: Counter::default(),
+            breaks: Counter::default(),
         }
     }
 

@@ -284,6 +284,16 @@ pub(super) struct RunArgs {
     )]
     on_lost_memory: OnLostMemory,
 
+    /// Drain donors whose connections fail 5 times in 10 minutes
+    #[arg(
+        long,
+        value_name = "on|off",
+        value_parser = words::<Switch>(),
+        default_value = "off",
+        hide = true
+    )]
+    drain_failing: Switch,
+
     /// This VM's certificate, for named donors
     #[arg(long, value_name = "DIR", help_heading = "Where the memory is")]
     credentials: Option<PathBuf>,
@@ -407,6 +417,7 @@ impl RunArgs {
             replay_working_set: self.replay_working_set,
             donor_grace_seconds: self.donor_grace_seconds,
             on_lost_memory: self.on_lost_memory,
+            drain_failing: self.drain_failing,
             credentials: self.credentials,
             insecure: self.insecure,
             metrics: self.metrics,

@@ -128,6 +128,8 @@ pub struct RunConfig {
     pub donor_grace: Duration,
     /// What the loss of memory with a donor does.
     pub on_lost_memory: OnLostMemory,
+    /// Whether a donor that fails again and again is drained.
+    pub drain_failing: bool,
     /// The directory of its certificate.
     pub credentials: Option<PathBuf>,
     /// Whether donors may be on other hosts.
@@ -253,6 +255,7 @@ impl RunSettings {
             replay_working_set: self.replay_working_set.clone(),
             donor_grace: seconds(self.donor_grace_seconds()),
             on_lost_memory: self.on_lost_memory,
+            drain_failing: self.checked_drain_failing()?,
             credentials: self
                 .credentials
                 .as_deref()
@@ -322,6 +325,22 @@ impl RunSettings {
     }
 
     /// Pages are poisoned where this host has all vCPUs, and donors the only copies.
+    fn checked_drain_failing(&self) -> Result<bool, ValidationError> {
+        let is_on = self.drain_failing == Switch::On;
+        let refusals = [
+            (!self.nodes.is_empty(), "--node"),
+            (self.numa == Numa::Expose, "--numa expose"),
+            (
+                self.transport == TransportKind::Loopback,
+                "--transport loopback",
+            ),
+        ];
+        match refusals.into_iter().find(|(is_given, _)| *is_given) {
+            Some((_, flag)) if is_on => Err(ValidationError::DrainFailingWith(flag)),
+            _ => Ok(is_on),
+        }
+    }
+
     fn check_on_lost_memory(&self) -> Result<(), ValidationError> {
         let given = [
             (self.replicas > 1, "--replicas 2"),

@@ -131,6 +131,9 @@ pub struct RunSettings {
     /// What to do when memory is lost with a donor: end or poison
     #[serde(with = "choice")]
     pub on_lost_memory: OnLostMemory,
+    /// Drain a donor that fails again and again
+    #[serde(with = "choice")]
+    pub drain_failing: Switch,
     /// Directory of this VM's certificate
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
@@ -199,6 +202,7 @@ impl Default for RunSettings {
             replay_working_set: None,
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
             on_lost_memory: OnLostMemory::End,
+            drain_failing: Switch::Off,
             credentials: None,
             insecure: false,
             metrics: None,

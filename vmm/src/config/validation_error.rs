@@ -324,6 +324,9 @@ pub enum ValidationError {
         /// What was given beside it.
         flag: &'static str,
     },
+    /// `--drain-failing on` beside a flag with which no donor can be drained.
+    #[error("--drain-failing on needs donors that can be drained; remove {0}, or that")]
+    DrainFailingWith(&'static str),
     /// The donors are asked for less than two copies need.
     #[error(
         "the guest's {memory} is more than --local-memory {local} and the {held} of which the donors can hold two copies, on different ones, with what they are asked for; raise their memory= or --local-memory, or lower --memory"

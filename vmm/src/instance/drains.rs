@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use memory_fabric::NodeId;
 use memory_fabric::fabric::{DonorAddress, DrainError, DrainState, DrainSummary, Drains, Fabric};
 use memory_fabric::view::FabricView;
@@ -38,8 +38,23 @@ struct State {
     error: Option<String>,
     /// Whether the guest has ended.
     ended: bool,
+    /// Disconnected at the end, for the thread that looks for failing donors.
+    watch: Option<Sender<()>>,
     /// The donors of the configuration, and those that were named as targets.
     named: Vec<DonorAddress>,
+}
+
+/// What came of an attempt to drain a donor that fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// Its memory moves.
+    Begun,
+    /// It holds nothing that would move.
+    Empty,
+    /// Another drain is in progress, or it is out of use at the moment.
+    Later,
+    /// It cannot be drained.
+    Refused(String),
 }
 
 /// A donor that lends at the moment.
@@ -83,7 +98,10 @@ impl VmDrains {
 
     /// Records that the guest has ended: nothing changes any more, and all waits end.
     pub fn end(&self) {
-        self.lock().ended = true;
+        let mut state = self.lock();
+        state.ended = true;
+        state.watch = None;
+        drop(state);
         self.changes.notify();
     }
 
@@ -161,6 +179,41 @@ impl VmDrains {
         }
         // A later result is visible in the body.
         result.recv_timeout(PREPARE_TIME_MAX).unwrap_or(Ok(()))
+    }
+
+    /// Begins to drain a donor that fails again and again, onto the others, and waits until its memory
+    /// moves.
+    pub fn attempt(&self, node: NodeId) -> Attempt {
+        {
+            let mut state = self.lock();
+            if state.ended || state.preparing.is_some() {
+                return Attempt::Later;
+            }
+            state.preparing = Some(node);
+        }
+        let begun = self.drains.drain(node, &[]);
+        self.lock().preparing = None;
+        match begun {
+            Ok(_) => {
+                self.changes.notify();
+                Attempt::Begun
+            }
+            Err(DrainError::Draining(_) | DrainError::Out(_)) => Attempt::Later,
+            Err(DrainError::Empty(_)) => Attempt::Empty,
+            Err(error) => Attempt::Refused(describe(&error)),
+        }
+    }
+
+    /// Returns what is disconnected when the guest ends, once.
+    pub fn until_end(&self) -> Receiver<()> {
+        let (watch, ended) = bounded(0);
+        self.lock().watch = Some(watch);
+        ended
+    }
+
+    /// Returns the memory of the VM.
+    pub fn view(&self) -> &FabricView {
+        &self.view
     }
 
     /// Returns the donors for another boot of the guest, if those of its configuration have been

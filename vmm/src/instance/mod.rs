@@ -7,6 +7,7 @@ mod drain_routes;
 mod drains;
 mod errors;
 mod exec;
+mod failing;
 mod free_memory;
 mod hotplug;
 mod hotplug_routes;

@@ -9,6 +9,7 @@ use super::console_file::ConsoleFile;
 use super::devices::HostDevices;
 use super::drains::VmDrains;
 use super::exec::{self, Exec, console_file};
+use super::failing;
 use super::links::{advice, describe, transport_used, unused};
 use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
 use super::metrics::OF_VM;
@@ -320,6 +321,9 @@ impl Run<'_> {
         let watch = watch.transpose()?;
         self.confinement.complete()?;
         booted.set_machine(handle.clone(), begun.elapsed());
+        if let Some(drains) = booted.drains.as_ref().filter(|_| config.drain_failing) {
+            failing::start(drains).map_err(RunError::host("start a thread"))?;
+        }
         let outcome = if supervisor.attend(handle.clone()) {
             machine.run()
         } else {

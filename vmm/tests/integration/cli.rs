@@ -322,6 +322,7 @@ compression = "auto"
 prefetch = "auto"
 donor-grace = 30
 on-lost-memory = "end"
+drain-failing = "off"
 insecure = false
 sandbox = "on"
 merge-tables = "off"

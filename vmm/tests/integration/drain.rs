@@ -1,5 +1,7 @@
 //! `ssi-hv drain`: donors leave while a guest counts in its memory.
 
+mod failing;
+
 use std::fs;
 use std::io::{BufRead, Read};
 use std::process::{Child, Stdio};
