@@ -25,12 +25,15 @@
 
 mod leave;
 mod room;
+mod vacated;
 
 use crate::placement::Place;
 use leave::Leaving;
 pub use leave::{LeaveError, NextMove};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+pub(crate) use vacated::Noted;
+use vacated::{Epochs, Kept};
 
 /// In a word, for each copy: the slot, as wide as that of the home table.
 const SLOT_BITS: u32 = 23;
@@ -140,6 +143,8 @@ struct Ledger {
     loans: Vec<Loan>,
     /// The donor that leaves.
     leaving: Option<Leaving>,
+    /// Places that copies have left, and that are not used yet.
+    kept: Kept,
 }
 
 impl Ledger {
@@ -159,6 +164,8 @@ pub struct Copies {
     out: Box<[AtomicBool]>,
     /// Number of changes of donors.
     changes: AtomicU32,
+    /// How far the threads are with places that copies have left.
+    epochs: Epochs,
     /// Orders all changes.
     ledger: Mutex<Ledger>,
 }
@@ -209,12 +216,14 @@ impl Copies {
         let ledger = Ledger {
             loans: loans.collect(),
             leaving: None,
+            kept: Kept::default(),
         };
         Self {
             words: words.map(AtomicU64::new).collect(),
             zones: zones.into(),
             out: slots.iter().map(|_| AtomicBool::new(false)).collect(),
             changes: AtomicU32::new(0),
+            epochs: Epochs::default(),
             ledger: Mutex::new(ledger),
         }
     }
@@ -357,6 +366,7 @@ impl Copies {
     /// are moved.
     pub fn begin_repair(&self, from: u32) -> Option<Repair> {
         let mut ledger = self.lock();
+        self.reclaim(&mut ledger);
         (from..self.blocks()).find_map(|block| {
             let mut copies = self.of(block);
             for (at, other) in [(0, 1), (1, 0)] {

@@ -119,6 +119,12 @@ impl Member {
         Ok(())
     }
 
+    /// Returns whether an answer is outstanding that is not used.
+    pub fn has_abandoned(&self) -> bool {
+        let mut requests = self.requests.iter().flatten().chain(&self.drops);
+        requests.any(|purpose| *purpose == Purpose::Abandoned)
+    }
+
     /// Ignores the answers to requests for which `ends` returns true.
     pub fn abandon(&mut self, ends: impl Fn(Purpose) -> bool) {
         let requests = self.requests.iter_mut().flatten();

@@ -254,6 +254,8 @@ impl ReplicaSet {
     }
 
     pub(crate) fn note_left(&self, stayed: u32) {
+        // The threads note that copies have left places.
+        self.wake();
         self.report_zones();
         let observer = lock(&self.leave_observer).take();
         if let Some(mut observer) = observer {

@@ -12,6 +12,7 @@
 //! (`repair`). Nothing here allocates after the start, except for a write-back of a page that is
 //! being copied at that moment.
 
+use crate::copies::Noted;
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
 use crate::repair::Repairs;
@@ -58,6 +59,8 @@ pub(crate) struct Operation {
     pub ticket: Ticket,
     pub work: Work,
     pub offset: u64,
+    /// Its number in the order in which operations were begun, from 1 on.
+    pub number: u64,
     /// The donors whose answers are outstanding, a bit each.
     pub waits_for: u64,
     /// When it was posted, or when a write was confirmed by the first donor.
@@ -87,6 +90,11 @@ pub struct ReplicatedTransport {
     unposted: VecDeque<u32>,
     /// Changes of the donors that were processed.
     changes: u32,
+    /// Number of operations begun so far.
+    begun: u64,
+    noted: Noted,
+    /// The newest time that places were vacated, and the operations begun until that was seen.
+    vacated: (u32, u64),
     /// When to look for stalls next.
     pub(crate) look_at: Instant,
     pub(crate) repairs: Repairs,
@@ -133,6 +141,7 @@ impl ReplicatedTransport {
         let most = (transports.len() + 2) * IN_FLIGHT_MAX;
         let numbers = u32::try_from(most).expect("a few donors");
         set.note_with(transports.len());
+        let noted = set.copies().join();
         Self {
             members: transports.into_iter().map(Member::new).collect(),
             set,
@@ -143,6 +152,9 @@ impl ReplicatedTransport {
             outstanding: 0,
             unposted: VecDeque::with_capacity(most),
             changes: 0,
+            begun: 0,
+            vacated: (noted.epoch(), 0),
+            noted,
             look_at: Instant::now(),
             repairs: Repairs::new(),
         }
@@ -157,10 +169,12 @@ impl ReplicatedTransport {
     fn begin(&mut self, ticket: Ticket, work: Work, offset: u64) -> Result<u32, Full> {
         let index = self.free.pop().ok_or(Full)?;
         self.outstanding += 1;
+        self.begun += 1;
         self.operations[index as usize] = Some(Operation {
             ticket,
             work,
             offset,
+            number: self.begun,
             waits_for: 0,
             since: Instant::now(),
             is_half_done: false,
@@ -326,6 +340,30 @@ impl ReplicatedTransport {
         }
     }
 
+    /// Notes when all requests are answered that may be for places that copies have left.
+    fn note_answered(&mut self) {
+        let copies = self.set.copies();
+        let epoch = copies.vacated_epoch();
+        if epoch == self.noted.epoch() {
+            return;
+        }
+        if self.vacated.0 != epoch {
+            self.vacated = (epoch, self.begun);
+        }
+        let is_of_before = |operation: &Operation| operation.number <= self.vacated.1;
+        if self.operations.iter().flatten().any(is_of_before) {
+            return;
+        }
+        // A late read is harmless. A late write is not, unless the donor is never used again.
+        let members = (0..=u8::MAX).zip(&self.members);
+        let is_writing =
+            |(donor, member): (u8, &Member)| member.has_abandoned() && !copies.is_lost(donor);
+        if self.role == Role::Evictor && members.into_iter().any(is_writing) {
+            return;
+        }
+        self.noted.note(epoch);
+    }
+
     fn post_unposted(&mut self) {
         while let Some(&index) = self.unposted.front() {
             if self.post_to_copy(index).is_err() {
@@ -377,6 +415,7 @@ impl PageTransport for ReplicatedTransport {
             self.poll_member(donor, complete);
         }
         self.post_unposted();
+        self.note_answered();
         self.look_for_stalls();
         match self.role {
             Role::Evictor => self.repair(),

@@ -46,6 +46,8 @@ struct Move {
 pub(super) struct Leaving {
     pub(super) donor: u8,
     moves: VecDeque<Move>,
+    /// The places that copies have left there.
+    vacated: Vec<Place>,
 }
 
 /// What the thread that repairs has to do for a donor that leaves.
@@ -76,10 +78,12 @@ impl Copies {
         if self.is_out(donor) {
             return Err(LeaveError::Out);
         }
+        self.reclaim(&mut ledger);
         // No place is taken there from here on.
         ledger.leaving = Some(Leaving {
             donor,
             moves: VecDeque::new(),
+            vacated: Vec::new(),
         });
         let all = (0..self.blocks()).filter_map(|block| {
             let other = self.other_than(block, donor)?;
@@ -100,7 +104,11 @@ impl Copies {
                 room: count(moves.len()),
             });
         }
-        ledger.leaving = Some(Leaving { donor, moves });
+        ledger.leaving = Some(Leaving {
+            donor,
+            moves,
+            vacated: Vec::with_capacity(all.len()),
+        });
         self.note_change();
         Ok(count(all.len()))
     }
@@ -201,13 +209,18 @@ impl Copies {
                 None => continue,
             }
         }
-        let moves = ledger.leaving.take().map(|leaving| leaving.moves);
-        for unmoved in moves.into_iter().flatten().rev() {
-            ledger.give_back(unmoved.to);
+        let stayed = self.blocks_at(donor);
+        if let Some(Leaving { moves, vacated, .. }) = ledger.leaving.take() {
+            for unmoved in moves.into_iter().rev() {
+                ledger.give_back(unmoved.to);
+            }
+            // One without copies is about to leave.
+            if stayed > 0 {
+                self.vacate(&mut ledger, vacated);
+            }
         }
         // Copies that stayed are repaired again.
         self.note_change();
-        let stayed = self.blocks_at(donor);
         NextMove::Ended { stayed }
     }
 
@@ -243,8 +256,8 @@ impl Copies {
     /// Ends a move whose pages are all copied: the new copy takes the place of the old one. Returns
     /// false if its donor went out meanwhile.
     pub fn end_move(&self, done: &Repair) -> bool {
-        let ledger = self.lock();
-        let Some(leaving) = &ledger.leaving else {
+        let mut ledger = self.lock();
+        let Some(leaving) = &mut ledger.leaving else {
             return false;
         };
         if self.is_out(done.to.donor) {
@@ -254,6 +267,7 @@ impl Copies {
             if copy.place.donor != leaving.donor {
                 return copy;
             }
+            leaving.vacated.push(copy.place);
             let (place, state) = (done.to, CopyState::Valid);
             Copy { place, state }
         });
@@ -266,10 +280,8 @@ impl Copies {
         let mut ledger = self.lock();
         let donor = ledger.leaving.as_ref().map(|leaving| leaving.donor);
         let other = donor.and_then(|donor| self.other_than(given_up.block, donor));
-        // On a donor in use, pages for that place may be on their way: it is not used again.
-        if self.is_out(given_up.to.donor) {
-            ledger.give_back(Some((given_up.to, false)));
-        }
+        // Pages for that place may be on their way.
+        self.vacate(&mut ledger, [given_up.to]);
         if let (Some(leaving), Some(other)) = (&mut ledger.leaving, other) {
             leaving.moves.push_back(Move {
                 block: given_up.block,

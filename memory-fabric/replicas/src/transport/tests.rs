@@ -195,6 +195,40 @@ fn a_donor_that_confirms_nothing_goes_out() {
 }
 
 #[test]
+fn a_thread_notes_that_a_place_was_left_when_its_requests_of_before_are_answered() {
+    let bed = Bed::new(&[2, 2], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    let mut reader = bed.transport(Role::Reader);
+    bed.cut(0);
+    bed.cut(1);
+    evictor
+        .post_write(Ticket(0), 0, &page_with(9))
+        .expect("room");
+    reader.post_read(Ticket(1), 4096).expect("room");
+    let copies = bed.set.copies();
+    copies.vacate_one(Place { donor: 0, slot: 1 });
+    let epoch = copies.vacated_epoch();
+    for _ in 0..100 {
+        for transport in [&mut evictor, &mut reader] {
+            transport.poll(&mut |completion| panic!("{completion:?}"));
+            assert_ne!(transport.noted.epoch(), epoch);
+        }
+    }
+    bed.restore(0);
+    bed.restore(1);
+    poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    poll_until(&mut reader, "read", |completed| !completed.is_empty());
+    // Requests of after that are for other places, and are not waited for.
+    bed.cut(0);
+    bed.cut(1);
+    reader.post_read(Ticket(2), 0).expect("room");
+    for transport in [&mut evictor, &mut reader] {
+        transport.poll(&mut |completion| panic!("{completion:?}"));
+        assert_eq!(transport.noted.epoch(), epoch);
+    }
+}
+
+#[test]
 fn copies_of_a_lost_donor_move_to_a_third_one() {
     let bed = Bed::new(&[4, 4, 4], 4);
     let mut evictor = bed.transport(Role::Evictor);

@@ -274,3 +274,48 @@ fn a_copy_that_a_leaving_donor_has_missed_is_moved_and_not_filled() {
     assert_eq!(move_with_what_is_left(&copies), (held, 0));
     assert_eq!(copies.degraded(), 0);
 }
+
+#[test]
+fn places_that_a_failed_drain_has_left_are_used_again_when_no_request_is_outstanding() {
+    let copies = copies(&[4, 4, 4], 4);
+    let (reader, evictor) = (copies.join(), copies.join());
+    let before = copies.room_at(0);
+    let held = copies.leave(0).expect("there is room");
+    let NextMove::Begun(moved) = copies.begin_move() else {
+        panic!("nothing moves");
+    };
+    assert!(copies.end_move(&moved));
+    // The donors to which the rest could move are gone.
+    let NextMove::Begun(target) = copies.begin_move() else {
+        panic!("nothing moves");
+    };
+    assert_eq!(copies.exclude(target.to.donor), Ok(true));
+    copies.lose(target.to.donor);
+    copies.give_up_move(&target);
+    let (_, stayed) = move_with_what_is_left(&copies);
+    assert!(stayed > 0 && stayed < held);
+    let vacated = held - stayed;
+    let look = |from| copies.begin_repair(from);
+
+    let epoch = copies.vacated_epoch();
+    look(copies.blocks());
+    assert_eq!(
+        copies.room_at(0),
+        before,
+        "two threads may have requests there"
+    );
+    reader.note(epoch);
+    look(copies.blocks());
+    assert_eq!(copies.room_at(0), before, "one may");
+    evictor.note(epoch);
+    look(copies.blocks());
+    assert_eq!(copies.room_at(0), before + vacated);
+    // What was written there stays: such a place is not taken for an empty one.
+    let mut ledger = copies.lock();
+    let loan = &mut ledger.loans[0];
+    let all: Vec<_> = std::iter::from_fn(|| loan.take()).collect();
+    assert_eq!(
+        all.iter().filter(|(_, is_empty)| !is_empty).count(),
+        vacated as usize
+    );
+}

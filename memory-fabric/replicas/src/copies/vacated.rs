@@ -1,0 +1,99 @@
+//! Places that copies have left, and that are used again.
+//!
+//! A thread may have a request there outstanding: a read that was posted before the copy moved, or a
+//! write that comes late. Such a place is kept until each thread has noted, after it was vacated, that
+//! all its requests of before are answered.
+
+use super::{Copies, Ledger};
+use crate::placement::Place;
+use fabric_host::lock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Places that are not used yet.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    places: Vec<Place>,
+    /// The epoch that the threads have to note.
+    epoch: u32,
+}
+
+/// How far the threads are.
+#[derive(Debug, Default)]
+pub(super) struct Epochs {
+    /// Number of times that places were vacated.
+    newest: AtomicU32,
+    /// The epoch that each transport has noted.
+    noted: Mutex<Vec<Arc<AtomicU32>>>,
+}
+
+/// What one transport notes.
+#[derive(Debug)]
+pub(crate) struct Noted(Arc<AtomicU32>);
+
+impl Noted {
+    pub fn epoch(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Notes that all requests are answered that were posted before this epoch was seen.
+    pub fn note(&self, epoch: u32) {
+        // Release: pairs with the Acquire of `reclaim`. The answers were taken before.
+        self.0.store(epoch, Ordering::Release);
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        // Its connections are closed.
+        self.note(u32::MAX);
+    }
+}
+
+impl Copies {
+    /// Returns what a new transport notes.
+    pub(crate) fn join(&self) -> Noted {
+        let noted = Arc::new(AtomicU32::new(self.vacated_epoch()));
+        lock(&self.epochs.noted).push(Arc::clone(&noted));
+        Noted(noted)
+    }
+
+    /// Returns the number of times that places were vacated.
+    pub(crate) fn vacated_epoch(&self) -> u32 {
+        // Acquire: pairs with the Release of `vacate`. Requests that are posted after this go to the
+        // new places.
+        self.epochs.newest.load(Ordering::Acquire)
+    }
+
+    /// Keeps places that no block has any more.
+    pub(super) fn vacate(&self, ledger: &mut Ledger, places: impl IntoIterator<Item = Place>) {
+        let before = ledger.kept.places.len();
+        ledger.kept.places.extend(places);
+        if ledger.kept.places.len() > before {
+            ledger.kept.epoch = self.epochs.newest.fetch_add(1, Ordering::Release) + 1;
+        }
+    }
+
+    /// Keeps a place that no block has.
+    #[cfg(test)]
+    pub(crate) fn vacate_one(&self, place: Place) {
+        self.vacate(&mut self.lock(), [place]);
+    }
+
+    /// Makes kept places usable, if no request to them is outstanding.
+    pub(super) fn reclaim(&self, ledger: &mut Ledger) {
+        if ledger.kept.places.is_empty() {
+            return;
+        }
+        let epoch = ledger.kept.epoch;
+        let noted = lock(&self.epochs.noted);
+        if noted
+            .iter()
+            .all(|noted| noted.load(Ordering::Acquire) >= epoch)
+        {
+            for Place { donor, slot } in ledger.kept.places.drain(..) {
+                ledger.loans[usize::from(donor)].spare.push(slot);
+            }
+        }
+    }
+}
