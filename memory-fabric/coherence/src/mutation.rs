@@ -84,6 +84,8 @@ pub(crate) enum Mutation {
     UnboundedPatience,
     /// How long a gang may run contains the holds of the nodes that it was collected from.
     CountHolds,
+    /// A thread collects only if it runs for less than a unit between two pages, on slow hosts as well.
+    StepOfUnit,
     /// What a halted vCPU got stays held.
     HoldWhileHalted,
     /// The holds of the pages that one access collects end one by one.

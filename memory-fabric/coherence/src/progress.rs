@@ -54,6 +54,12 @@ const QUICK_PART: u64 = 4;
 /// The part of the usual wait for a page that is the unit of holds where links or hosts are slow.
 const WAIT_PART: u64 = 4;
 
+/// The part of a quick wait for which a thread may run between two pages of one access, and of the
+/// longest time of a gang at most. What makes the waits long, a slow host, also makes each entry into
+/// the guest long.
+const STEP_PART: u64 = 2;
+const STEP_BOUND: u64 = 64;
+
 /// Nodes of a VM that request ahead, at most. Requests wait at the directory of each page, also
 /// when their node has lost the page that it got first. Where several nodes wait, most of what
 /// comes is of no use then: 3 nodes had half as many turns with it as without.
@@ -132,7 +138,7 @@ impl Progress {
         now: u64,
         run: impl FnOnce(u32) -> Option<u64>,
     ) -> Seen {
-        let unit = self.unit();
+        let step = self.step();
         let Some(thread) = self.thread(id, now) else {
             return Seen::default();
         };
@@ -140,9 +146,9 @@ impl Progress {
         let continues = match thread.wait {
             Some(wait) => wait.continues,
             None if had_halted => false,
-            None if now.saturating_sub(thread.woken_at) < unit => true,
+            None if now.saturating_sub(thread.woken_at) < step => true,
             // It was woken long ago, and may not have run since.
-            None => ran(thread, run).is_some_and(|ran| ran < unit),
+            None => ran(thread, run).is_some_and(|ran| ran < step),
         };
         if !continues && thread.wait.is_none() {
             thread.done += 1;
@@ -207,11 +213,22 @@ impl Progress {
         }
     }
 
-    /// Time in which a thread that got a page surely has used it. One that runs for less between two
-    /// pages than a part of the wait for each is still collecting.
+    /// The unit of holds: time in which a thread that got a page and runs has used it.
     fn unit(&self) -> u64 {
         self.unit_min
             .max((self.usual / WAIT_PART).min(self.longest / 1024))
+    }
+
+    /// A thread that ran for less between two pages is still collecting. On a host that other work
+    /// delays, a thread is charged for time in which it did not get into the guest: with the unit alone,
+    /// no page was ever lost early there, so none was held, and no access was done.
+    fn step(&self) -> u64 {
+        if mutated!(self, StepOfUnit) {
+            return self.unit();
+        }
+        let quick = self.quick.unwrap_or(0);
+        let step = (quick / STEP_PART).min(self.longest / STEP_BOUND);
+        self.unit().max(step)
     }
 
     /// Longest time from the first page of a gang to the end of all holds.
@@ -343,10 +360,10 @@ impl Progress {
             }
             let place = self.held.iter().position(is_over)?;
             let by = self.held[place].by;
-            let (unit, patience) = (self.unit(), self.patience());
+            let (step, patience) = (self.step(), self.patience());
             let thread = by.and_then(|by| self.threads.get_mut(by));
             let waits_to_run =
-                thread.is_some_and(|thread| thread.waits_to_run(unit, patience, now, &mut run));
+                thread.is_some_and(|thread| thread.waits_to_run(step, patience, now, &mut run));
             if !waits_to_run {
                 let Held { page, since, .. } = self.held.swap_remove(place);
                 let held = now.saturating_sub(since);
@@ -365,9 +382,9 @@ impl Progress {
     /// thread.
     pub fn is_settled(&mut self, id: u32, now: u64, run: impl FnOnce(u32) -> Option<u64>) -> bool {
         let is_over = self.settles_at(id).is_some_and(|at| at <= now);
-        let (unit, patience) = (self.unit(), self.patience());
+        let (step, patience) = (self.step(), self.patience());
         let thread = self.threads.iter_mut().find(|thread| thread.id == id);
-        is_over && !thread.is_some_and(|thread| thread.waits_to_run(unit, patience, now, run))
+        is_over && !thread.is_some_and(|thread| thread.waits_to_run(step, patience, now, run))
     }
 
     /// When [`Self::is_settled`] may be, unless the thread waits again before; `None` while it waits.
@@ -378,7 +395,7 @@ impl Progress {
         };
         let runs = thread.wait.is_none();
         let until = thread.gang.map_or(0, |gang| gang.until);
-        runs.then_some(until.max(thread.woken_at + self.unit()))
+        runs.then_some(until.max(thread.woken_at + self.step()))
     }
 
     /// Whether a thread's starvation token, which it may keep until `until`, is to be returned. `run`

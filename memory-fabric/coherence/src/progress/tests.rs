@@ -63,6 +63,28 @@ fn pages_lost_between_others_count_as_well() {
     assert_eq!(lost, 30);
 }
 
+/// Pages that a thread loses early on a slow host, of 4 that its access needs again and again: each
+/// takes long to come, and the thread runs for many units before it faults on the next one.
+fn lost_on_a_slow_host(mutation: Option<Mutation>) -> u32 {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    progress.switch = mutation;
+    let (mut now, mut lost) = (0, 0);
+    for number in (0..4).cycle().take(40) {
+        lost += u32::from(progress.waits(1, page(number), now, unknown).early);
+        now += 200 * UNIT;
+        progress.woken(page(number), now);
+        now += 20 * UNIT;
+    }
+    lost
+}
+
+#[test]
+fn an_access_that_loses_its_pages_on_a_slow_host_is_found() {
+    assert_eq!(lost_on_a_slow_host(None), 36);
+    // It takes each page for that of another access, and so never holds one.
+    assert_eq!(lost_on_a_slow_host(Some(Mutation::StepOfUnit)), 0);
+}
+
 #[test]
 fn threads_are_told_apart_and_unknown_ones_left_out() {
     let mut progress = Progress::new(UNIT, LONGEST);

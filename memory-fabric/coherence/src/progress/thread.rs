@@ -5,7 +5,7 @@ use fabric_pages::page::PageIndex;
 use super::Seen;
 use super::needs::Needs;
 
-/// A hold ends only when its thread has run for this part of a unit, or the thread has had
+/// A hold ends only when its thread has run for this part of a step, or the thread has had
 /// the time for that in which it would wait for a page.
 const RUN_PART: u64 = 4;
 
@@ -125,10 +125,10 @@ impl Thread {
         }
     }
 
-    /// Whether the thread has not run yet with what it got. Its gang then gets one more unit.
+    /// Whether the thread has not run yet with what it got. Its gang then gets one more step.
     pub(super) fn waits_to_run(
         &mut self,
-        unit: u64,
+        step: u64,
         patience: u64,
         now: u64,
         run: impl FnOnce(u32) -> Option<u64>,
@@ -138,11 +138,11 @@ impl Thread {
         let Some(mut gang) = self.gang.filter(|_| may_run) else {
             return false;
         };
-        let has_run = ran(self, run).is_none_or(|ran| ran >= unit / RUN_PART);
+        let has_run = ran(self, run).is_none_or(|ran| ran >= step / RUN_PART);
         if has_run {
             return false;
         }
-        gang.until = now + unit;
+        gang.until = now + step;
         self.gang = Some(gang);
         true
     }
