@@ -378,6 +378,25 @@ two_cpu_guest!(
     "ret",
 );
 
+// CPU 0 counts to 200,000 while its timer interrupts it once in a millisecond, and the handler takes
+// longer than that. Says `k` when it is there.
+two_cpu_guest!(
+    slow_ticks_on_two_nodes,
+    {
+        "say 'k'",
+    },
+    "call 7f",
+    "test r12d, r12d",
+    "jnz 3f",
+    "timer 0x20060, 1000000",
+    "mov r13d, 200000",
+    "2: dec r13d",
+    "jnz 2b",
+    "apic_write 0x38, 0",
+    "3: call 7f",
+    "ret",
+);
+
 // Each CPU increments a word in each page between 4 and 48 MiB twice, from opposite ends, with locked
 // instructions. Says `k` if each word then is 4.
 two_cpu_guest!(

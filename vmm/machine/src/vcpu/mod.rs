@@ -164,8 +164,11 @@ impl Vcpu {
                 return shared.control.end(Err(error));
             }
         };
-        if self.local.is_some() {
+        if let Some(local) = &mut self.local {
             sleep_exactly();
+            if self.seat.is_some() {
+                local.pace_timer();
+            }
         }
         if self.machine_check.is_some() {
             memory_errors::unblock();

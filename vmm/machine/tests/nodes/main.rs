@@ -20,7 +20,9 @@ use ssi_hv_machine::{
     NodesConfig, Outcome, Reporter, Secondary, SecondaryConfig,
 };
 use tiny_guests::apic::X2APIC_FLAG;
-use tiny_guests::nodes::{ROUNDS, interrupts_between_nodes, work_on_two_nodes};
+use tiny_guests::nodes::{
+    ROUNDS, interrupts_between_nodes, slow_ticks_on_two_nodes, work_on_two_nodes,
+};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
@@ -179,6 +181,19 @@ fn two_cpus_on_two_nodes_work_together() {
 #[test]
 fn two_cpus_on_two_nodes_work_together_in_x2apic_mode() {
     works(true);
+}
+
+#[test]
+fn a_program_runs_although_ticks_are_due_before_their_handler_has_ended() {
+    if !kvm_is_there() {
+        return;
+    }
+    let running = Running::start(slow_ticks_on_two_nodes::code(), true, 0);
+    let begin = Instant::now();
+    let (primary, secondary, said) = running.finish(LIMIT);
+    println!("{:?}", begin.elapsed());
+    assert_eq!(said, "k");
+    assert_eq!((primary, secondary), (Outcome::Shutdown, Outcome::Shutdown));
 }
 
 /// Each CPU interrupts the other as often, with a non-maskable interrupt before every eighth.

@@ -15,6 +15,7 @@ use ssi_hv_irqchip::{
     Effect, InvalidState, LocalApic, LocalApicState, Mode, PAGE_LEN, Posted, Routing,
 };
 
+use super::pace::{Due, Pace};
 use super::{UserChip, new_local_apic, registers};
 use crate::error::MachineError;
 use crate::kvm::{self, AtExit};
@@ -76,6 +77,8 @@ pub(crate) struct UserCpu {
     alarm: Option<u64>,
     /// Events that came with the vCPU from another host, which are older than those in its inbox.
     brought: Option<Posted>,
+    /// When the timer's interrupt may come, if handlers may wait for the pages of other nodes.
+    pace: Option<Pace>,
 }
 
 /// Returns nanoseconds of the host's monotonic clock.
@@ -119,7 +122,14 @@ impl UserCpu {
             signature,
             alarm: None,
             brought: None,
+            pace: None,
         })
+    }
+
+    /// The vCPU shares its memory with those of other nodes: the program that it runs gets time between
+    /// two interrupts of its timer.
+    pub fn pace_timer(&mut self) {
+        self.pace = Some(Pace::default());
     }
 
     /// Returns the number of the vCPU.
@@ -185,11 +195,14 @@ impl UserCpu {
         if self.activity == Activity::WaitsForStartup {
             return Ok(Next::SleepOffline);
         }
-        let mut left = None;
+        let (mut left, mut due) = (None, Due::Now);
         if let Some(deadline) = self.apic.deadline() {
             let now = now();
             if deadline <= now {
-                self.apic.run_timer(now);
+                due = self.due(now);
+                if due == Due::Now {
+                    self.apic.run_timer(now);
+                }
             }
             left = self.apic.deadline().map(|at| at.saturating_sub(now));
         }
@@ -205,14 +218,22 @@ impl UserCpu {
         {
             kvm::interrupt(vcpu, vector)
                 .map_err(MachineError::host("queue an interrupt of a vCPU"))?;
+            if let Some(pace) = &mut self.pace {
+                pace.gives(now);
+            }
             // KVM holds one interrupt at a time, and reports at the next exit whether it accepts
             // another.
             self.at_exit.ready_for_interrupt = false;
         }
         let run = vcpu.get_kvm_run();
-        run.request_interrupt_window = u8::from(self.apic.pending().is_some());
+        let is_awaited = self.apic.pending().is_some() || due == Due::WhenEnabled;
+        run.request_interrupt_window = u8::from(is_awaited);
         run.cr8 = u64::from(self.apic.task_priority() >> 4);
-        let deadline = self.apic.deadline();
+        let deadline = match due {
+            Due::Now => self.apic.deadline(),
+            Due::At(at) => Some(at),
+            Due::WhenEnabled => None,
+        };
         if self.alarm != deadline {
             kicks
                 .set_alarm(deadline)
@@ -220,6 +241,17 @@ impl UserCpu {
             self.alarm = deadline;
         }
         Ok(Next::Enter)
+    }
+
+    /// Whether an interrupt of the timer, which is due, is raised.
+    fn due(&mut self, now: u64) -> Due {
+        let Some(pace) = &mut self.pace else {
+            return Due::Now;
+        };
+        if self.activity == Activity::Halted {
+            pace.halts();
+        }
+        pace.due(now, self.at_exit.interrupts_enabled)
     }
 
     /// Receives events posted to this CPU.

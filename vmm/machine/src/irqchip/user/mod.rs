@@ -7,6 +7,7 @@
 //! its states.
 
 pub(crate) mod cpu;
+mod pace;
 pub(crate) mod registers;
 
 use std::sync::Arc;
