@@ -66,17 +66,22 @@ impl From<&Endpoint> for PairAddress {
 #[derive(Debug)]
 pub(super) struct Connections {
     quota: Arc<Quota>,
+    /// Bytes of leases that are registered, each once.
+    memory: Arc<Quota>,
     /// Key: the device, and the number of this end's queue pair.
     active: Mutex<BTreeMap<(String, u32), RdmaConnection>>,
 }
 
 impl Connections {
-    /// Creates the list with a limit, which is at most [`CONNECTIONS_MAX`].
-    pub(super) fn new(most: Option<u32>) -> Self {
+    /// Creates the list with a limit, which is at most [`CONNECTIONS_MAX`], and one of the bytes that
+    /// they access, which is otherwise what the node lends.
+    pub(super) fn new(most: Option<u32>, bytes_max: Option<u64>) -> Self {
         let most = most.unwrap_or(CONNECTIONS_MAX).into();
         let remedy = "raise --rdma-connections of the node, up to 1024, or end VMs";
+        let more = "raise --rdma-memory of the node, or end VMs";
         Self {
             quota: Quota::new("RDMA connections", "this node", Some(most), remedy),
+            memory: Quota::new("bytes for RDMA", "this node", bytes_max, more),
             active: Mutex::default(),
         }
     }
@@ -157,6 +162,10 @@ pub(super) fn serve(
     }
     if let Err(denied) = lease.charge_pinned() {
         return refuse(&mut control, Refusal::NoRdma, denied.to_string());
+    }
+    if let Err(full) = lease.take_for_rdma(&connections.memory) {
+        let text = format!("{} bytes are asked for, and {full}", lease.bytes());
+        return refuse(&mut control, Refusal::NoRdma, text);
     }
     let peer = control.peer();
     let local = control.local()?;
@@ -277,7 +286,7 @@ mod tests {
 
     #[test]
     fn connections_are_listed_as_long_as_they_last() {
-        let connections = Connections::new(None);
+        let connections = Connections::new(None, None);
         assert_eq!(connections.usage().limit, Some(1024));
         let (first, _second) = (
             connections.note(connection(17)),
@@ -289,8 +298,37 @@ mod tests {
     }
 
     #[test]
+    fn leases_for_rdma_together_have_a_limit_and_each_counts_once_until_it_is_gone() {
+        const PAGE: u64 = 4096;
+        let connections = Connections::new(None, Some(5 * PAGE));
+        let second = std::time::Duration::from_secs(1);
+        let pool = Pool::new(8 * PAGE, second);
+        let lend = |pages: u64| {
+            let lease = pool.lend("web".into(), pages * PAGE, false, second);
+            lease.expect("free")
+        };
+        let (one, other) = (lend(3), lend(3));
+        let taken = |lease: &Lease| lease.take_for_rdma(&connections.memory);
+        taken(&one).expect("within the limit");
+        taken(&one).expect("it is counted already");
+        let text = taken(&other).expect_err("6 pages").to_string();
+        assert_eq!(
+            text,
+            "12288 of 20480 bytes for RDMA of this node are in use; raise --rdma-memory of the node, \
+             or end VMs"
+        );
+        pool.end(&one.token).expect("it is there");
+        assert!(taken(&other).is_err(), "its memory is in use");
+        drop(one);
+        taken(&other).expect("there is room again");
+        pool.end(&other.token).expect("it is there");
+        drop(other);
+        assert_eq!(connections.memory.usage().in_use, 0);
+    }
+
+    #[test]
     fn one_more_than_the_limit_is_refused_with_the_flag_that_raises_it() {
-        let connections = Connections::new(Some(1));
+        let connections = Connections::new(Some(1), None);
         let _one = connections.quota.take().expect("there is one");
         let error = connections.quota.take().map(drop).expect_err("no more");
         assert!(matches!(error, RdmaError::Exhausted { limit: 1, .. }));

@@ -56,6 +56,9 @@ pub struct RdmaUse {
     /// Limit of connections. Each needs a queue pair of the device, and a VM has one for each class
     /// of traffic over RDMA.
     pub connections_max: Option<u32>,
+    /// Limit of the bytes of leases that they access, all together, which are pinned without
+    /// on-demand paging. `None` is what the donor lends.
+    pub bytes_max: Option<u64>,
     /// What is set of connections; the device is that of [`DonorConfig::rdma`].
     pub settings: Settings,
 }
@@ -161,7 +164,7 @@ impl Donor {
                 device: config.rdma.clone(),
                 ..rdma.settings
             },
-            rdma_connections: rdma::Connections::new(rdma.connections_max),
+            rdma_connections: rdma::Connections::new(rdma.connections_max, rdma.bytes_max),
             cpus,
         };
         let credentials = config.credentials.clone();

@@ -92,14 +92,23 @@ impl Quota {
     ///
     /// [`RdmaError::Exhausted`].
     pub fn take(self: &Arc<Self>) -> Result<Share, RdmaError> {
+        self.take_all(1)
+    }
+
+    /// Takes `amount` unless less is left.
+    ///
+    /// # Errors
+    ///
+    /// [`RdmaError::Exhausted`].
+    pub fn take_all(self: &Arc<Self>, amount: u64) -> Result<Share, RdmaError> {
         let limit = self.limit;
-        let one_more = |in_use| (in_use < limit).then_some(in_use + 1);
+        let more = |in_use: u64| in_use.checked_add(amount).filter(|after| *after <= limit);
         // Relaxed: see the field.
         let taken = self
             .in_use
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         match taken {
-            Ok(_) => Ok(self.share(1)),
+            Ok(_) => Ok(self.share(amount)),
             Err(in_use) => Err(RdmaError::Exhausted {
                 what: self.what,
                 of: self.of.clone(),
@@ -275,6 +284,19 @@ mod tests {
                 limit: Some(2)
             }
         );
+    }
+
+    #[test]
+    fn an_amount_is_taken_whole_or_not_at_all() {
+        let quota = quota(Some(10));
+        let some = quota.take_all(7).expect("there are 10");
+        for more in [4, u64::MAX, u64::MAX - 6] {
+            assert!(quota.take_all(more).is_err(), "{more}");
+            assert_eq!(quota.usage().in_use, 7, "a refusal takes nothing");
+        }
+        let _rest = quota.take_all(3).expect("the rest");
+        drop(some);
+        assert_eq!(quota.usage().in_use, 3);
     }
 
     #[test]

@@ -93,6 +93,10 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "N")]
     rdma_connections: Option<u32>,
 
+    /// Limit of lent memory that VMs access by RDMA, in all [default: all of it]
+    #[arg(long, value_name = "SIZE")]
+    rdma_memory: Option<ByteSize>,
+
     /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port and prints
     /// it
     #[arg(long, value_name = "ADDR:PORT")]
@@ -131,6 +135,7 @@ impl NodeArgs {
             rdma_device: self.rdma_device,
             rdma: self.rdma,
             rdma_connections: self.rdma_connections,
+            rdma_memory: self.rdma_memory,
             metrics: self.metrics,
             credentials: self.credentials,
             allow: self.allow,

@@ -255,6 +255,7 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     node.rdma_device = Some("none".into());
     node.rdma = Some("gid-index=3,mtu=1024".parse().expect("settings"));
     node.rdma_connections = Some(7);
+    node.rdma_memory = Some(crate::size::ByteSize::from_mib(64));
     node.metrics = Some("127.0.0.1:9000".parse().expect("an address"));
     node.credentials = Some("alpha".into());
     node.report = Some("r.json".into());
@@ -266,6 +267,7 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     let words = command_line::arguments(&written);
     for word in [
         "--rdma-connections=7",
+        "--rdma-memory=64 MiB",
         "--rdma=gid-index=3,mtu=1024",
         "--allow=vm/web,leases=2",
         "--insecure",

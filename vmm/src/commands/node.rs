@@ -83,6 +83,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         .then(|| Arc::new(CpuHost::new(config.cpus, config.rdma_of_vms)) as Arc<dyn CpuLender>);
     let rdma = RdmaUse {
         connections_max: config.rdma_connections,
+        bytes_max: config.rdma_memory.map(ByteSize::bytes),
         settings: config.rdma_settings,
     };
     let donor = Donor::lending_cpus(&donor_config, rdma, cpus)?;

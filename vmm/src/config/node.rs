@@ -49,6 +49,9 @@ pub struct NodeSettings {
     /// Limit of RDMA connections; each uses a queue pair [default: 1024]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_connections: Option<u32>,
+    /// Limit of lent memory that VMs access by RDMA, in all [default: all of it]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma_memory: Option<ByteSize>,
     /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port and prints
     /// it
     pub metrics: Option<HostPort>,
@@ -93,6 +96,8 @@ pub struct NodeConfig {
     pub rdma_of_vms: RdmaOfNode,
     /// Limit of RDMA connections.
     pub rdma_connections: Option<u32>,
+    /// Limit of lent memory that VMs access by RDMA; `None` is all of it.
+    pub rdma_memory: Option<ByteSize>,
     /// The directory of its certificate.
     pub credentials: Option<PathBuf>,
     /// Who may use it, and how much; `None` allows every member everything.
@@ -118,6 +123,9 @@ impl NodeSettings {
         if let Some(most) = self.rdma_connections {
             check_range("--rdma-connections", most, 1, RDMA_CONNECTIONS_MAX)?;
         }
+        if let Some(most) = self.rdma_memory {
+            check_size("--rdma-memory", most, NODE_MEMORY_MIN)?;
+        }
         let has_credentials = self.credentials.is_some();
         let allow = self.checked_rules()?;
         Ok(NodeConfig {
@@ -129,6 +137,7 @@ impl NodeSettings {
             rdma_settings: self.rdma_settings(),
             rdma_of_vms: self.rdma_of_vms()?,
             rdma_connections: self.rdma_connections,
+            rdma_memory: self.rdma_memory,
             credentials: self.credentials.clone(),
             allow,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
@@ -207,6 +216,7 @@ mod tests {
             rdma_device: None,
             rdma: None,
             rdma_connections: None,
+            rdma_memory: None,
             metrics: None,
             credentials: None,
             allow: Vec::new(),
@@ -301,6 +311,13 @@ mod tests {
         let mut small = settings("[::1]:7000");
         small.memory = ByteSize::from_bytes(4096);
         assert!(refused(&small).contains("1 MiB is the least"));
+        let mut pinned = settings("[::1]:7000");
+        pinned.rdma_memory = Some(ByteSize::from_bytes(4096));
+        let error = refused(&pinned);
+        assert!(error.contains("--rdma-memory") && error.contains("1 MiB is the least"));
+        pinned.rdma_memory = Some(ByteSize::from_mib(1));
+        let parsed = pinned.parse().expect("enough");
+        assert_eq!(parsed.rdma_memory, Some(ByteSize::from_mib(1)));
         let mut ragged = settings("[::1]:7000");
         ragged.memory = ByteSize::from_bytes((1 << 20) + 1);
         assert!(refused(&ragged).contains("multiple of the page size"));

@@ -11,6 +11,7 @@ use crate::donor::policy::{Accounts, Charge, Denied, Resource};
 use crate::mapping::{Advice, Mapping};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
+use crate::transport::rdma::resources::{Quota, Share as QuotaShare};
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
 use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token};
 use fabric_host::lock;
@@ -66,6 +67,8 @@ pub struct Lease {
     accounts: Option<Arc<Accounts>>,
     /// What its owner is charged with for RDMA, from its first use on.
     pinned: Mutex<Option<Charge>>,
+    /// What it takes of the node's memory for RDMA, from its first use on.
+    for_rdma: Mutex<Option<QuotaShare>>,
     term: Mutex<Term>,
     /// Number of control connections so far.
     controls: AtomicU64,
@@ -109,6 +112,7 @@ impl Lease {
             _share: share,
             accounts,
             pinned: Mutex::default(),
+            for_rdma: Mutex::default(),
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,
                 renewed_by: 0,
@@ -287,6 +291,15 @@ impl Lease {
         if pinned.is_none() {
             let charge = accounts.charge(self.owner.as_ref(), Resource::PinnedBytes, self.bytes());
             *pinned = Some(charge?);
+        }
+        Ok(())
+    }
+
+    /// Takes its bytes of what the node registers for RDMA, once. That ends with the lease.
+    pub(in crate::donor) fn take_for_rdma(&self, quota: &Arc<Quota>) -> Result<(), RdmaError> {
+        let mut taken = lock(&self.for_rdma);
+        if taken.is_none() {
+            *taken = Some(quota.take_all(self.bytes())?);
         }
         Ok(())
     }
