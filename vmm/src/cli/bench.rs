@@ -291,7 +291,7 @@ pub struct BenchFaultConfig {
     )]
     pub transport: TransportKind,
 
-    /// Encrypt connections by mutual TLS, with certificates of this run
+    /// Measure the same under mutual TLS beside it, in turns; with --seal all is under TLS
     #[arg(long)]
     pub tls: bool,
 

@@ -78,13 +78,16 @@ fn sealed_faults_are_measured_beside_others_and_find_every_byte() {
 }
 
 #[test]
-fn faults_under_tls_find_every_byte() {
+fn faults_under_tls_are_measured_beside_others_and_find_every_byte() {
     let memory = ["--memory", "48M", "--local-memory", "16M"];
     let result = bench(&[&["fault", "--tls", "--faults", "5000"][..], &memory].concat());
-    assert_eq!(result["transport"], "tls", "{result}");
+    assert_eq!(result["transport"], "tcp", "{result}");
     for ratio in ["ratio_p50", "ratio_p99", "ratio_cpu"] {
         assert!(result[ratio].as_f64() > Some(0.0), "{ratio}: {result}");
+        let tls = result["tls"][ratio].as_f64();
+        assert!(tls > Some(0.0), "{ratio}: {result}");
     }
+    assert!(result["tls"]["faults"].as_u64() >= Some(5000), "{result}");
     // Five rounds of 2,000 touches, each of which waits for the donor.
     assert!(
         result["floor"]["latency_us"]["p50"].as_f64() > Some(2.0),
@@ -92,7 +95,21 @@ fn faults_under_tls_find_every_byte() {
     );
     assert!(result["faults"].as_u64() >= Some(5000), "{result}");
     let verified = result["verified_bytes"].as_u64();
-    assert!(verified >= Some(5000 * 4096), "{result}");
+    assert!(verified >= Some(2 * 5000 * 4096), "{result}");
+    assert_eq!(result["corrupt_bytes"], 0);
+}
+
+#[test]
+fn sealed_faults_have_all_connections_under_tls_with_both() {
+    let memory = ["--memory", "48M", "--local-memory", "16M"];
+    let both = ["fault", "--tls", "--seal", "--compression", "off"];
+    let result = bench(&[&both[..], &memory, &["--faults", "5000"]].concat());
+    assert_eq!(result["transport"], "tls", "{result}");
+    assert!(
+        result["sealed"]["ratio_p50"].as_f64() > Some(0.0),
+        "{result}"
+    );
+    assert!(result["tls"].is_null(), "{result}");
     assert_eq!(result["corrupt_bytes"], 0);
 }
 

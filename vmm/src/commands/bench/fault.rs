@@ -176,6 +176,7 @@ pub(super) fn measure(
         ratio_p99: ratio(|summary| summary.p99),
         ratio_cpu,
         sealed: None,
+        tls: None,
         verified_bytes: tally.verified.load(Ordering::Relaxed),
         corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
     })

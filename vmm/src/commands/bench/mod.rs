@@ -1,6 +1,7 @@
 //! `ssi-hv bench`.
 
 mod bed;
+mod beside;
 mod coherence;
 mod fault;
 mod floor;
@@ -10,7 +11,6 @@ mod memory;
 mod placement;
 mod scan;
 mod scan_floor;
-mod sealed;
 mod stalls;
 mod start;
 mod stream;
@@ -36,7 +36,7 @@ use ssi_hv::report::{Host, Percentiles, Stages, Virtualization};
 pub use start::start;
 pub use transport::transport;
 
-use self::sealed::SealedBench;
+use self::beside::ProtectedBench;
 use super::{Failure, print};
 use crate::cli::bench::BenchFaultConfig;
 
@@ -68,7 +68,7 @@ fn finish<T: Serialize>(
 /// Measures the latency of remote faults, and the floor for comparison.
 pub fn fault(config: &BenchFaultConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
-    let result = sealed::measure(config)?;
+    let result = beside::measure(config)?;
     let wrong = (result.corrupt_bytes, "bytes");
     finish(&result, config.json, table, wrong)
 }
@@ -101,7 +101,10 @@ struct FaultBench {
     ratio_cpu: f64,
     /// With `--seal`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    sealed: Option<SealedBench>,
+    sealed: Option<ProtectedBench>,
+    /// With `--tls` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<ProtectedBench>,
     verified_bytes: u64,
     corrupt_bytes: u64,
 }
@@ -177,23 +180,25 @@ fn table(result: &FaultBench) -> String {
             row.p50, row.p90, row.p99, row.p999, row.max
         );
     }
-    if let Some(sealed) = &result.sealed {
-        let row = &sealed.latency_us;
+    let beside = [("sealed", &result.sealed), ("under TLS", &result.tls)];
+    for (how, protected) in beside {
+        let Some(protected) = protected else { continue };
+        let row = &protected.latency_us;
         let _ = writeln!(
             text,
-            "{:<26}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}\n\nsealed: p50 is {:.2}, p99 {:.2} and CPU time \
+            "{:<26}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}\n\n{how}: p50 is {:.2}, p99 {:.2} and CPU time \
              {:.2} times that without ({:.1} and {:.1} us of CPU for each fault)",
-            "remote fault, sealed",
+            format!("remote fault, {how}"),
             row.p50,
             row.p90,
             row.p99,
             row.p999,
             row.max,
-            sealed.ratio_p50,
-            sealed.ratio_p99,
-            sealed.ratio_cpu,
-            sealed.cpu_us,
-            sealed.plain_cpu_us,
+            protected.ratio_p50,
+            protected.ratio_p99,
+            protected.ratio_cpu,
+            protected.cpu_us,
+            protected.plain_cpu_us,
         );
     }
     let _ = writeln!(
