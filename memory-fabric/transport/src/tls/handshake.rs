@@ -256,6 +256,7 @@ impl TlsStream {
             unsent: 0..0,
             gathered: Vec::with_capacity(super::BATCH_BYTES),
             closed: false,
+            is_settled: false,
             failed: false,
             detached: false,
         })

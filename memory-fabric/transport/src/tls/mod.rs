@@ -71,6 +71,8 @@ pub struct TlsStream {
     is_ready: bool,
     /// Whether the peer has closed its end.
     closed: bool,
+    /// Whether rustls has nothing to do before more is received or sent.
+    is_settled: bool,
     /// Whether the protocol was violated: rustls must not be called after that.
     failed: bool,
     /// Whether only the socket is used from now on.
@@ -147,23 +149,17 @@ impl TlsStream {
         // What was received before the connection broke is read all the same.
         let flushed = self.flush();
         let mut filled = self.take_rest(target);
+        let mut is_more = false;
         loop {
             filled += self.decrypt(&mut target[filled..])?;
             self.is_ready = filled == target.len();
-            if self.is_ready {
-                return Ok(filled);
-            }
-            if self.closed {
+            // A call that did not fill the buffer has received all there was, so that another one
+            // would only delay what is there.
+            if self.is_ready || self.closed || (filled > 0 && !is_more) {
                 return Ok(filled);
             }
             match self.receive() {
-                // A call that did not fill the buffer has received all there was.
-                Ok(full) if full || filled == 0 => {}
-                Ok(_) => {
-                    filled += self.decrypt(&mut target[filled..])?;
-                    self.is_ready = filled == target.len();
-                    return Ok(filled);
-                }
+                Ok(is_full) => is_more = is_full,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) if filled > 0 => return Ok(filled),
                 Err(error) => return Err(flushed.err().unwrap_or(error)),
@@ -293,6 +289,10 @@ impl TlsStream {
     /// Decrypts whole records until `target` is full; the rest of the last one is kept.
     fn decrypt(&mut self, target: &mut [u8]) -> io::Result<usize> {
         self.check()?;
+        // As in most calls of a thread that polls.
+        if self.is_settled && self.received.is_empty() {
+            return Ok(0);
+        }
         let mut filled = 0;
         while self.rest_read == self.rest.len() && filled < target.len() {
             self.rest.clear();
@@ -347,6 +347,7 @@ impl TlsStream {
         match advanced.step {
             Ok(step) => {
                 self.closed |= step == Step::Closed;
+                self.is_settled = step == Step::Idle;
                 self.is_ready |= self.rest_read < self.rest.len();
                 Ok(step)
             }
