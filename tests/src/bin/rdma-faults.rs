@@ -4,11 +4,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use ssi_hv_tests::rdma_tool::{conform, many, spoil, walk};
+use ssi_hv_tests::rdma_tool::{capture, conform, many, spoil, walk};
 
 /// Tests RDMA connections to a donor (`ssi-hv node`).
 #[derive(Debug, Parser)]
 enum Command {
+    /// Captures what passes the network of this host, and counts packets with a text or a token
+    Capture(capture::Arguments),
     /// Runs the conformance suite of all transports over RDMA, with a donor in this process
     Conform(conform::Arguments),
     /// Opens many connections at once, reads over each, and requests one beyond the limit
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         .without_time()
         .init();
     let done = match Command::parse() {
+        Command::Capture(arguments) => capture::run(&arguments),
         Command::Conform(arguments) => {
             conform::run(&arguments);
             Ok(())

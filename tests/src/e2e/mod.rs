@@ -34,6 +34,7 @@ mod rdma_faults;
 mod rdma_jailed;
 mod rdma_many;
 mod rdma_removed;
+mod rdma_sealed;
 mod rdma_settings;
 mod reads;
 mod repeat;

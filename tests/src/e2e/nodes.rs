@@ -58,7 +58,7 @@ const CREDENTIALS: [&str; 4] = ["ca.pem", "cert.pem", "crl.pem", "key.pem"];
 
 /// Makes a cluster with a VM, whose certificate is in /tmp/two on host 1, and a node, whose one is
 /// in /tmp/alpha on host 2.
-fn issue(context: &Context<'_>) -> anyhow::Result<()> {
+pub(super) fn issue(context: &Context<'_>) -> anyhow::Result<()> {
     let (first, second) = (context.testbed.host(1), context.testbed.host(2));
     first.check(
         &["rm", "-rf", "/tmp/authority", "/tmp/two", "/tmp/alpha"],

@@ -3,8 +3,9 @@
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
     faults, free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network,
-    nodes, numa, poison, rdma, rdma_faults, rdma_jailed, rdma_many, rdma_removed, rdma_settings,
-    reads, ssi, stall, status, three_hosts, tour, transports, udp, up, vsock, working_set,
+    nodes, numa, poison, rdma, rdma_faults, rdma_jailed, rdma_many, rdma_removed, rdma_sealed,
+    rdma_settings, reads, ssi, stall, status, three_hosts, tour, transports, udp, up, vsock,
+    working_set,
 };
 
 /// Scenarios that every run must have time for: each way a guest starts and ends, and each subsystem
@@ -64,6 +65,7 @@ impl Plan {
             rdma_removed::SCENARIOS,
             rdma_faults::SCENARIOS,
             rdma_many::SCENARIOS,
+            rdma_sealed::SCENARIOS,
             rdma_settings::SCENARIOS,
             rdma_jailed::SCENARIOS,
             udp::SCENARIOS,

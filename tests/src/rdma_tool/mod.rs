@@ -2,6 +2,7 @@
 //! the product's links, lanes and pager without a guest, so that one boot of the testbed covers
 //! many cases.
 
+pub mod capture;
 pub mod conform;
 pub mod many;
 mod proxy;
