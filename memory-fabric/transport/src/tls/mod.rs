@@ -108,6 +108,8 @@ impl TlsStream {
     /// Fails when the process has no descriptor left.
     pub fn into_socket(mut self) -> io::Result<TcpStream> {
         self.detached = true;
+        // As without TLS: who keeps it waits for its end in a read.
+        self.socket.set_nonblocking(false)?;
         self.socket.try_clone()
     }
 

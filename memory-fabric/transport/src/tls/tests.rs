@@ -191,3 +191,15 @@ fn both_ends_prefer_aes_with_128_bits() {
         assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
     }
 }
+
+#[test]
+fn a_read_of_the_socket_that_is_left_waits() {
+    let (server, _client, _) = pair();
+    let mut socket = server.into_socket().expect("a descriptor");
+    let time = Duration::from_millis(100);
+    socket.set_read_timeout(Some(time)).expect("a socket");
+    let started = Instant::now();
+    let error = socket.read(&mut [0]).expect_err("nothing comes");
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    assert!(started.elapsed() >= time, "{:?}", started.elapsed());
+}
