@@ -78,6 +78,7 @@ impl Connections {
     pub(super) fn new(most: Option<u32>, bytes_max: Option<u64>) -> Self {
         let most = most.unwrap_or(CONNECTIONS_MAX).into();
         let remedy = "raise --rdma-connections of the node, up to 1024, or end VMs";
+        const { assert!(CONNECTIONS_MAX == 1024, "the remedy names it") };
         let more = "raise --rdma-memory of the node, or end VMs";
         Self {
             quota: Quota::new("RDMA connections", "this node", Some(most), remedy),
@@ -160,12 +161,8 @@ pub(super) fn serve(
         let text = "this node does without RDMA (--rdma-device none)".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
     }
-    if let Err(denied) = lease.charge_pinned() {
-        return refuse(&mut control, Refusal::NoRdma, denied.to_string());
-    }
-    if let Err(full) = lease.take_for_rdma(&connections.memory) {
-        let text = format!("{} bytes are asked for, and {full}", lease.bytes());
-        return refuse(&mut control, Refusal::NoRdma, text);
+    if let Err(why) = lease.take_for_rdma(&connections.memory) {
+        return refuse(&mut control, Refusal::NoRdma, why);
     }
     let peer = control.peer();
     let local = control.local()?;
@@ -311,10 +308,9 @@ mod tests {
         let taken = |lease: &Lease| lease.take_for_rdma(&connections.memory);
         taken(&one).expect("within the limit");
         taken(&one).expect("it is counted already");
-        let text = taken(&other).expect_err("6 pages").to_string();
         assert_eq!(
-            text,
-            "12288 of 20480 bytes for RDMA of this node are in use; raise --rdma-memory of the node, \
+            taken(&other).expect_err("6 pages"),
+            "12288 bytes are asked for, and 12288 of 20480 bytes for RDMA of this node are in use; raise --rdma-memory of the node, \
              or end VMs"
         );
         pool.end(&one.token).expect("it is there");

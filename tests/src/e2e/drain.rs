@@ -53,7 +53,7 @@ fn drain(context: &Context<'_>) -> Result {
     let old = [Donor::start(context)?, Donor::second(context)?];
     let new = [Donor::third(context)?, Donor::fourth(context)?];
     let mut guest = Guest::small(1, WORK);
-    // Less than the guest verifies, so that each round needs the donors.
+    // No more than the guest verifies, so that each round needs the donors.
     guest.local_memory = Some("64M");
     guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
     guest.more.extend(["--donor", DONOR_2, "--name", "leaves"]);

@@ -38,7 +38,7 @@ const ROOT: &str = "set -e; mkdir -p /run/jail/out /run/jail/sys /run/jail/dev/i
 /// What udev sets with the rules of rdma-core.
 const OPEN: &str = "chmod 666 /dev/infiniband/uverbs0";
 const CLOSED: &str = "chmod 600 /dev/infiniband/uverbs0";
-const NO_ROOT: &str = "umount /run/jail/sys /run/jail/dev/infiniband; rm -r /run/jail";
+const NO_ROOT: &str = "umount /run/jail/sys && umount /run/jail/dev/infiniband && rm -r /run/jail";
 
 fn jailed(context: &Context<'_>) -> Result {
     let one = context.testbed.host(1);

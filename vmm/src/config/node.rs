@@ -23,7 +23,7 @@ pub const NODE_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 pub const LEASE_SECONDS_MAX: u32 = 3600;
 /// Default of `--lease-seconds`.
 pub const DEFAULT_LEASE_SECONDS: u32 = 120;
-/// Limit of `--rdma-connections`: the node accepts no more connections in total.
+/// Limit of `--rdma-connections`.
 pub const RDMA_CONNECTIONS_MAX: u32 = memory_fabric::donor::rdma::CONNECTIONS_MAX;
 
 /// What a user asks of `ssi-hv node`, by flags and the file of a cluster.

@@ -295,12 +295,20 @@ impl Lease {
         Ok(())
     }
 
-    /// Takes its bytes of what the node registers for RDMA, once. That ends with the lease.
-    pub(in crate::donor) fn take_for_rdma(&self, quota: &Arc<Quota>) -> Result<(), RdmaError> {
+    /// Takes its bytes of what the node registers for RDMA, and charges its owner: both, or neither with
+    /// the reason. Once; that ends with the lease.
+    pub(in crate::donor) fn take_for_rdma(&self, quota: &Arc<Quota>) -> Result<(), String> {
+        // Held until both are done, so that two connections do not undo each other's.
         let mut taken = lock(&self.for_rdma);
-        if taken.is_none() {
-            *taken = Some(quota.take_all(self.bytes())?);
+        if taken.is_some() {
+            return Ok(());
         }
+        self.charge_pinned().map_err(|denied| denied.to_string())?;
+        let share = quota.take_all(self.bytes()).map_err(|full| {
+            lock(&self.pinned).take();
+            format!("{} bytes are asked for, and {full}", self.bytes())
+        })?;
+        *taken = Some(share);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::donor::policy::{Amounts, Rule};
 use crate::stream::Closer;
+use crate::transport::rdma::resources::Quota;
 use crate::wire::{ORPHAN_TIME, TrafficClass};
 use std::net::{TcpListener, TcpStream};
 
@@ -69,7 +70,12 @@ fn memory_for_rdma_is_charged_once_until_the_lease_is_gone() {
         let lease = pool.lend_to(Some(web.clone()), "web".into(), pages * PAGE, false, SECOND);
         lease.expect("free")
     };
-    let (one, other) = (lend(2), lend(2));
+    let (one, other, third) = (lend(2), lend(2), lend(2));
+    // What the node refuses is not charged.
+    let node = Quota::new("bytes for RDMA", "this node", Some(PAGE), "end VMs");
+    let error = third.take_for_rdma(&node).expect_err("more than a page");
+    assert!(error.contains("0 of 4096 bytes for RDMA"), "{error}");
+    pool.end(&third.token).expect("it is there");
     assert_eq!(one.charge_pinned(), Ok(()));
     assert_eq!(one.charge_pinned(), Ok(()), "it is charged already");
     let error = other.charge_pinned().expect_err("more than 3 pages");
@@ -78,7 +84,7 @@ fn memory_for_rdma_is_charged_once_until_the_lease_is_gone() {
     drop(one);
     assert_eq!(other.charge_pinned(), Ok(()));
     pool.end(&other.token).expect("it is there");
-    drop(other);
+    drop((other, third));
     assert!(pool.accounts().expect("a policy").used().is_empty());
     assert_eq!(pool.lent_bytes(), 0);
 }
