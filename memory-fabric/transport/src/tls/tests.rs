@@ -190,6 +190,9 @@ fn both_ends_prefer_aes_with_128_bits() {
         let suite = suite.expect("the handshake is over").suite();
         assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
     }
+    // A server takes what its client prefers.
+    let first = fabric_identity::provider().cipher_suites[0].suite();
+    assert_eq!(first, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
 }
 
 #[test]
