@@ -33,6 +33,10 @@ const BURST_PAGES: u64 = 64;
 /// time, then 1, 3, 7, and so on.
 const READMISSION_UNIT: Duration = Duration::from_secs(1);
 
+/// Time after which places that copies have left are looked at again, until no request to them is
+/// outstanding.
+const RECLAIM_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Limit of the doublings of that time.
 const READMISSION_DOUBLINGS_MAX: u32 = 6;
 
@@ -95,6 +99,8 @@ pub(crate) struct Repairs {
     pub readmission_unit: Duration,
     /// Pages that may be copied.
     allowance: Allowance,
+    /// When to look again at places that copies have left.
+    reclaim_at: Option<Instant>,
     due: Option<Instant>,
 }
 
@@ -117,6 +123,7 @@ impl Repairs {
             readmissions: Vec::new(),
             readmission_unit: READMISSION_UNIT,
             allowance: Allowance::new(REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64, BURST_PAGES),
+            reclaim_at: None,
             due: None,
         }
     }
@@ -229,7 +236,8 @@ impl Repairs {
     fn may_copy(&mut self, now: Instant) -> bool {
         let is_allowed = self.allowance.take(now, 1) > 0;
         if !is_allowed {
-            self.due = Some(now + Allowance::PAUSE);
+            let pause = now + Allowance::PAUSE;
+            self.due = Some(self.due.map_or(pause, |due| due.min(pause)));
         }
         is_allowed
     }
@@ -253,6 +261,7 @@ impl ReplicatedTransport {
             self.repairs.changes = changes;
             self.repairs.cursor = Some(0);
         }
+        self.reclaim();
         self.release_held();
         while self.repairs.cursor.is_some() || self.repairs.current.is_some() {
             if !self.has_current() {
@@ -264,6 +273,29 @@ impl ReplicatedTransport {
                 return;
             }
         }
+    }
+
+    /// Makes places usable again that copies have left, once no thread has a request there, and
+    /// then looks for copies that have found no room. Nothing is woken by what other threads note.
+    fn reclaim(&mut self) {
+        let (repairs, copies) = (&mut self.repairs, self.set.copies());
+        if !copies.keeps_places() {
+            // The search for a repair, or another drain, may have found them usable.
+            if repairs.reclaim_at.take().is_some() {
+                repairs.cursor = Some(0);
+            }
+            return;
+        }
+        let now = Instant::now();
+        if repairs.reclaim_at.is_none_or(|at| at <= now) {
+            if copies.reclaim_kept() {
+                repairs.reclaim_at = None;
+                repairs.cursor = Some(0);
+                return;
+            }
+            repairs.reclaim_at = Some(now + RECLAIM_INTERVAL);
+        }
+        repairs.due = repairs.due.into_iter().chain(repairs.reclaim_at).min();
     }
 
     fn readmit(&mut self) {
@@ -412,7 +444,7 @@ impl ReplicatedTransport {
             }
             true if copies.end_move(&repair) => self.set.note_moved(),
             // Its donor went out, which has not been seen here yet.
-            true => copies.give_up_move(&repair),
+            true => self.set.give_up_move(&repair),
             false => {}
         }
         true

@@ -1,6 +1,6 @@
 //! The donors of replicated memory: what their links report, and what follows from it.
 
-use crate::copies::{Copies, LeaveError};
+use crate::copies::{Copies, LeaveError, Repair};
 use fabric_host::lock;
 use fabric_host::metrics::Counter;
 use fabric_transport::path::PathStats;
@@ -245,6 +245,13 @@ impl ReplicaSet {
             connected = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+
+    /// Gives up a move that has begun, whose target went out.
+    pub(crate) fn give_up_move(&self, given_up: &Repair) {
+        self.copies.give_up_move(given_up);
+        // The threads note that its place was left.
+        self.wake();
     }
 
     pub(crate) fn note_moved(&self) {

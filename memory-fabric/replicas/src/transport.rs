@@ -310,7 +310,7 @@ impl ReplicatedTransport {
         member.out = true;
         member.abandon(|_| true);
         if let Some(given_up) = self.repairs.leave(donor, &mut self.members) {
-            self.set.copies().give_up_move(&given_up);
+            self.set.give_up_move(&given_up);
         }
         for index in 0..self.operations.len() {
             let Some(operation) = &mut self.operations[index] else {

@@ -1,13 +1,13 @@
 //! Places that copies have left, and that are used again.
 //!
-//! A thread may have a request there outstanding: a read that was posted before the copy moved, or a
-//! write that comes late. Such a place is kept until each thread has noted, after it was vacated, that
-//! all its requests of before are answered.
+//! A thread may have a request there outstanding: a read that was posted before the copy moved, or
+//! a write that comes late. Such a place is kept until each thread has noted, after it was vacated,
+//! that all its requests of before are answered.
 
 use super::{Copies, Ledger};
 use crate::placement::Place;
 use fabric_host::lock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Places that are not used yet.
@@ -23,6 +23,8 @@ pub(super) struct Kept {
 pub(super) struct Epochs {
     /// Number of times that places were vacated.
     newest: AtomicU32,
+    /// Whether places are kept, so that those who repair look at them without the lock.
+    keeps: AtomicBool,
     /// The epoch that each transport has noted.
     noted: Mutex<Vec<Arc<AtomicU32>>>,
 }
@@ -60,8 +62,8 @@ impl Copies {
 
     /// Returns the number of times that places were vacated.
     pub(crate) fn vacated_epoch(&self) -> u32 {
-        // Acquire: pairs with the Release of `vacate`. Requests that are posted after this go to the
-        // new places.
+        // Acquire: pairs with the Release of `vacate`. Requests that are posted after this go to
+        // the new places.
         self.epochs.newest.load(Ordering::Acquire)
     }
 
@@ -70,6 +72,8 @@ impl Copies {
         let before = ledger.kept.places.len();
         ledger.kept.places.extend(places);
         if ledger.kept.places.len() > before {
+            // Relaxed: a hint to look under the lock.
+            self.epochs.keeps.store(true, Ordering::Relaxed);
             ledger.kept.epoch = self.epochs.newest.fetch_add(1, Ordering::Release) + 1;
         }
     }
@@ -78,6 +82,19 @@ impl Copies {
     #[cfg(test)]
     pub(crate) fn vacate_one(&self, place: Place) {
         self.vacate(&mut self.lock(), [place]);
+    }
+
+    /// Returns whether there are places that are not used yet.
+    pub(crate) fn keeps_places(&self) -> bool {
+        self.epochs.keeps.load(Ordering::Relaxed)
+    }
+
+    /// Makes kept places usable, if no request to them is outstanding; true when there are none
+    /// now.
+    pub(crate) fn reclaim_kept(&self) -> bool {
+        let mut ledger = self.lock();
+        self.reclaim(&mut ledger);
+        ledger.kept.places.is_empty()
     }
 
     /// Makes kept places usable, if no request to them is outstanding.
@@ -94,6 +111,7 @@ impl Copies {
             for Place { donor, slot } in ledger.kept.places.drain(..) {
                 ledger.loans[usize::from(donor)].spare.push(slot);
             }
+            self.epochs.keeps.store(false, Ordering::Relaxed);
         }
     }
 }

@@ -229,6 +229,35 @@ fn a_thread_notes_that_a_place_was_left_when_its_requests_of_before_are_answered
 }
 
 #[test]
+fn room_that_a_late_answer_makes_usable_is_used_without_another_change() {
+    let bed = Bed::new(&[2, 2, 2], 3);
+    let (mut evictor, mut reader) = (bed.transport(Role::Evictor), bed.transport(Role::Reader));
+    let copies = bed.set.copies();
+    let poll_some = |transport: &mut ReplicatedTransport| {
+        for _ in 0..10 {
+            transport.poll(&mut |completion| panic!("{completion:?}"));
+        }
+    };
+    bed.cut(0);
+    assert_ne!(bed.set.lost(0, "it was killed"), Loss::OfBlocks);
+    poll_some(&mut evictor);
+    assert_eq!(copies.degraded(), 2, "there is no room");
+    bed.cut(1);
+    bed.cut(2);
+    reader.post_read(Ticket(1), 0).expect("room");
+    copies.vacate_one(Place { donor: 1, slot: 2 });
+    poll_some(&mut evictor);
+    poll_some(&mut reader);
+    assert_eq!(copies.degraded(), 2, "the reader has a request outstanding");
+    let due = evictor.wake_by().expect("it looks again by itself");
+    assert!(due <= Instant::now() + Duration::from_millis(100));
+    bed.restore(1);
+    bed.restore(2);
+    poll_until(&mut reader, "read", |completed| !completed.is_empty());
+    poll_until(&mut evictor, "one repaired", |_| copies.degraded() == 1);
+}
+
+#[test]
 fn copies_of_a_lost_donor_move_to_a_third_one() {
     let bed = Bed::new(&[4, 4, 4], 4);
     let mut evictor = bed.transport(Role::Evictor);
