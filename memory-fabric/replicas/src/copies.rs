@@ -189,8 +189,8 @@ pub struct Repair {
 
 impl Copies {
     /// Creates the state of blocks whose copies are in these places and are all zero. `slots` has
-    /// the blocks that each donor lends, `used` how many of them have a copy: the first ones; `zones`
-    /// the zone that each is in.
+    /// the blocks that each donor lends, `used` how many of them have a copy: the first ones;
+    /// `zones` the zone that each is in.
     ///
     /// # Panics
     ///

@@ -31,8 +31,8 @@ pub fn capacity(slots: &[u32]) -> u32 {
     u32::try_from((sum / 2).min(sum - most)).unwrap_or(u32::MAX)
 }
 
-/// Numbers the zones of donors: donors whose zones have one name share a number, and a donor without
-/// a name is a zone of its own.
+/// Numbers the zones of donors: donors whose zones have one name share a number, and a donor
+/// without a name is a zone of its own.
 ///
 /// # Panics
 ///

@@ -30,8 +30,8 @@ pub struct DonorAddress {
     pub name: Option<Name>,
     /// The donor's fingerprint, for connections over UDP only.
     pub fingerprint: Option<Fingerprint>,
-    /// Its failure domain; without one, it is one by itself. The two copies of a block are in different
-    /// ones, where there is room.
+    /// Its failure domain; without one, it is one by itself. The two copies of a block are in
+    /// different ones, where there is room.
     pub zone: Option<String>,
     /// Bytes to lease; by default its share of the guest's need, or less if it has less.
     pub bytes: Option<u64>,
@@ -98,7 +98,8 @@ pub struct FabricConfig {
 }
 
 impl FabricConfig {
-    /// Returns a donor, or the loopback slab, that lends so much, and to which no connection is made yet.
+    /// Returns a donor, or the loopback slab, that lends so much, and to which no connection is
+    /// made yet.
     pub(super) fn lender(&self, address: Option<SocketAddr>, lent_bytes: u64) -> LentBy {
         let donor = self
             .donors

@@ -6,8 +6,8 @@
 //! holds its page, so that nothing of it was written back in between, and the old copy has the same
 //! bytes.
 //!
-//! All places are reserved before anything moves: as many as possible in another zone than the block's
-//! other copy, then the rest on another donor.
+//! All places are reserved before anything moves: as many as possible in another zone than the
+//! block's other copy, then the rest on another donor.
 
 use super::room::Apart;
 use super::{Copies, Copy, CopyState, Ledger, Repair};
@@ -113,13 +113,13 @@ impl Copies {
         Ok(count(all.len()))
     }
 
-    /// Finds places for blocks that have their other copies on these donors, as many as there can be.
-    /// Returns the others.
+    /// Finds places for blocks that have their other copies on these donors, as many as there can
+    /// be. Returns the others.
     ///
-    /// Blocks of one group find no place only if all that are left are in that group, and if no earlier
-    /// move of another group has a place outside. So there is one such group at most. All blocks of
-    /// other groups have places then, and blocks of that one have all places outside: no choice of
-    /// places has more. What has become impossible stays so.
+    /// Blocks of one group find no place only if all that are left are in that group, and if no
+    /// earlier move of another group has a place outside. So there is one such group at most. All
+    /// blocks of other groups have places then, and blocks of that one have all places outside: no
+    /// choice of places has more. What has become impossible stays so.
     fn reserve(
         &self,
         ledger: &mut Ledger,
