@@ -56,17 +56,19 @@ impl FabricView {
     #[must_use]
     pub fn placement(&self) -> PlacementSummary {
         let lent_by = self.vm.lent_by();
+        // All numbers come from one count: copies move meanwhile.
+        let counted = self.vm.replicas.as_ref();
+        let counted = counted.map(|set| set.copies().by_donors());
         let donors = lent_by.iter().enumerate();
         let donors: Vec<_> = donors
-            .map(|(link, lent)| self.donor_at(link, lent))
+            .map(|(link, lent)| self.donor_at(link, lent, counted.as_ref()))
             .collect();
-        let held = match &self.vm.replicas {
-            Some(set) => {
+        let held = match counted {
+            Some(counted) => {
                 let mut pairs: BTreeMap<[u8; 2], u64> = BTreeMap::new();
-                for block in 0..set.copies().blocks() {
-                    let mut pair = set.copies().of(block).map(|copy| copy.place.donor);
+                for (mut pair, blocks) in counted {
                     pair.sort_unstable();
-                    *pairs.entry(pair).or_default() += BLOCK_BYTES;
+                    *pairs.entry(pair).or_default() += u64::from(blocks) * BLOCK_BYTES;
                 }
                 let node = |link: u8| self.vm.nodes.node_at(link.into());
                 let named = pairs.into_iter();
@@ -84,16 +86,31 @@ impl FabricView {
         PlacementSummary { donors, held }
     }
 
-    fn donor_at(&self, link: usize, lent_by: &LentBy) -> DonorPlacement {
-        let home_bytes = self.homes_at(link, lent_by);
+    /// Returns a donor's part. `counted` has the blocks by the donors of their two copies.
+    fn donor_at(
+        &self,
+        link: usize,
+        lent_by: &LentBy,
+        counted: Option<&BTreeMap<[u8; 2], u32>>,
+    ) -> DonorPlacement {
+        let number = u8::try_from(link).expect("a few links");
+        let counted_at = |at: usize| {
+            let all = counted?.iter();
+            let there = all.filter(|(donors, _)| donors[at] == number);
+            let blocks = there.map(|(_, &blocks)| u64::from(blocks));
+            Some(blocks.sum::<u64>() * BLOCK_BYTES)
+        };
+        let home_bytes = counted_at(0).unwrap_or_else(|| self.homes_at(link, lent_by));
         let id = self.vm.nodes.node_at(link);
         let lost = self.pager().is_some_and(|pager| pager.losses.is_lost(link));
+        let is_down = lent_by.link.as_ref();
+        let is_down = is_down.is_some_and(|link| !link.is_reachable());
         let path = lent_by.path.as_deref();
         let mut found = DonorPlacement {
             id,
             address: lent_by.address,
             zone: lent_by.zone.clone(),
-            usage: match (lent_by.own_count, lost) {
+            usage: match (lent_by.own_count, lost || is_down) {
                 (Some(_), _) => DonorUse::Left,
                 (None, true) => DonorUse::Out,
                 (None, false) => DonorUse::InUse,
@@ -101,14 +118,13 @@ impl FabricView {
             link: path.map(|path: &PathStats| (path.tier(), path.latency_estimate())),
             lent_bytes: lent_by.lent_bytes,
             home_bytes,
-            copy_bytes: 0,
+            copy_bytes: counted_at(1).unwrap_or(0),
             free_bytes: lent_by.lent_bytes.saturating_sub(home_bytes),
         };
         if let Some(set) = &self.vm.replicas {
-            let (copies, donor) = (set.copies(), u8::try_from(link).expect("a few links"));
-            found.copy_bytes = u64::from(copies.blocks_at(donor)) * BLOCK_BYTES - home_bytes;
-            found.free_bytes = u64::from(copies.room_at(donor)) * BLOCK_BYTES;
-            found.usage = match (copies.has_left(donor), copies.is_out(donor)) {
+            let copies = set.copies();
+            found.free_bytes = u64::from(copies.room_at(number)) * BLOCK_BYTES;
+            found.usage = match (copies.has_left(number), copies.is_out(number)) {
                 (true, _) => DonorUse::Left,
                 (false, true) => DonorUse::Out,
                 (false, false) => found.usage,

@@ -2,6 +2,7 @@
 
 use super::{Copies, Ledger};
 use crate::placement::Place;
+use std::collections::BTreeMap;
 
 /// What the two copies of a block do not share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -93,5 +94,17 @@ impl Copies {
     pub fn blocks_at(&self, donor: u8) -> u32 {
         let is_there = |block: &u32| self.of(*block).iter().any(|copy| copy.place.donor == donor);
         u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
+    }
+
+    /// Returns the number of blocks by the donors of their copies, valid or not, the primary one
+    /// first: each block is counted once, also while copies move.
+    #[must_use]
+    pub fn by_donors(&self) -> BTreeMap<[u8; 2], u32> {
+        let mut found: BTreeMap<[u8; 2], u32> = BTreeMap::new();
+        for block in 0..self.blocks() {
+            let donors = self.of(block).map(|copy| copy.place.donor);
+            *found.entry(donors).or_default() += 1;
+        }
+        found
     }
 }

@@ -11,8 +11,8 @@ fn copies(slots: &[u32], blocks: u32) -> Copies {
     Copies::new(&placement.blocks, slots, &placement.used, &zones)
 }
 
-/// Returns how many blocks of `others`, the donors of their other copies, can get places in another zone:
-/// the largest flow to the room of each donor, found with augmenting paths.
+/// Returns how many blocks of `others`, the donors of their other copies, can get places in another
+/// zone: the largest flow to the room of each donor, found with augmenting paths.
 fn separable(others: &[u8], room: &[u32], zones: &[u8]) -> usize {
     let slots = (0..).zip(room);
     let slots = slots.flat_map(|(donor, &room)| (0..room).map(move |_| donor));
@@ -318,4 +318,27 @@ fn places_that_a_failed_drain_has_left_are_used_again_when_no_request_is_outstan
         all.iter().filter(|(_, is_empty)| !is_empty).count(),
         vacated as usize
     );
+}
+
+#[test]
+fn each_block_is_counted_once_with_its_first_and_its_other_copy() {
+    let copies = copies(&[4, 4, 4], 4);
+    copies.leave(0).expect("there is room");
+    loop {
+        let found = copies.by_donors();
+        assert_eq!(found.values().sum::<u32>(), copies.blocks());
+        for donor in 0..3 {
+            let counted_at = |at: usize| {
+                let there = found.iter().filter(|(donors, _)| donors[at] == donor);
+                there.map(|(_, blocks)| blocks).sum::<u32>()
+            };
+            assert_eq!(counted_at(0), copies.first_copies_at(donor));
+            assert_eq!(counted_at(0) + counted_at(1), copies.blocks_at(donor));
+        }
+        let NextMove::Begun(begun) = copies.begin_move() else {
+            break;
+        };
+        assert!(copies.end_move(&begun));
+    }
+    assert!(copies.by_donors().keys().all(|donors| !donors.contains(&0)));
 }
