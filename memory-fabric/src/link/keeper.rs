@@ -113,6 +113,8 @@ pub(super) struct Keeper {
     observer: LinkObserver,
     stats: Arc<LinkStats>,
     status: LeaseStatus,
+    /// How many requests had been completed when connections broke last, and when that was.
+    last_break: Option<(u64, Instant)>,
 }
 
 /// Why a reconnection failed.
@@ -142,6 +144,7 @@ impl Keeper {
             observer,
             stats,
             status,
+            last_break: None,
         };
         if let Err(error) = keeper.connect_ports() {
             let _ = keeper.renew(FrameKind::Release);
@@ -244,14 +247,32 @@ impl Keeper {
         }
     }
 
+    /// Counts an outage once: not the connections that are made in it and fail, nor those of other
+    /// ports, on which nothing has been completed since either.
+    fn note_break(&mut self, outages: &[PortOutage], now: Instant) {
+        // Relaxed: a count that is compared with an earlier one.
+        let completed = self.ports.iter();
+        let completed = completed.map(|port| port.completed.load(Ordering::Relaxed));
+        let completed = completed.sum();
+        let last = self.last_break.replace((completed, now));
+        let continues = last.is_some_and(|(before, at)| {
+            completed == before && now.saturating_duration_since(at) < QUIET_TIME
+        });
+        // The control connection alone breaks anew: the lease was resumed on it.
+        let is_new = !continues && outages.iter().any(|outage| outage.connections == 0);
+        if outages.is_empty() || is_new {
+            self.stats.breaks.increment();
+        }
+    }
+
     /// Connects again, for as long as the grace time lasts, and at least once. The loss of the
     /// control connection alone is over when the lease is resumed.
     fn recover(&mut self, why: String, asked: &Receiver<LinkRequest>) -> Recovery {
         let node = self.config.node;
-        self.stats.breaks.increment();
         let now = Instant::now();
         let wanted = self.ports.iter().filter(|port| port.wanted);
         let outages: Vec<PortOutage> = wanted.filter_map(|port| port.outage).collect();
+        self.note_break(&outages, now);
         let began = outages.iter().map(|outage| outage.began).min();
         let began = began.unwrap_or(now);
         let deadline = began + self.config.grace;

@@ -13,7 +13,8 @@ pub struct LinkStats {
     unreachable: AtomicBool,
     /// How often the donor became unreachable.
     pub outages: Counter,
-    /// How often connections to it broke, and were to be made again.
+    /// How often connections to it broke. Those that are made in an outage and complete nothing
+    /// belong to it.
     pub breaks: Counter,
 }
 

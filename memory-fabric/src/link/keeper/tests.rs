@@ -69,6 +69,7 @@ fn an_idle_vm_whose_control_connection_breaks_now_and_then_keeps_its_donor() {
         wait_until("the lease is not renewed", || stats.round_trip() != before);
         assert_eq!(events.try_iter().collect::<Vec<_>>(), []);
     }
+    assert_eq!(link.stats().breaks.get(), 3, "each is an outage");
     drop(link);
     assert_eq!(donor.pool().leases(), 0, "the lease was not returned");
 }
@@ -114,5 +115,6 @@ fn a_port_whose_connections_complete_nothing_is_lost_after_the_grace_time() {
         std::thread::yield_now();
     };
     assert!(lost.contains("not back within 0.05 s"), "{lost}");
+    assert_eq!(link.stats().breaks.get(), 1, "it is one outage");
     drop(link);
 }
