@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memory_fabric::NodeId;
-use memory_fabric::fabric::{DonorAddress, DrainError, DrainState, DrainSummary, Drains, Fabric};
+use memory_fabric::fabric::{
+    DonorAddress, DrainError, DrainState, DrainSummary, Drains, Fabric, HotplugError,
+};
 use memory_fabric::view::FabricView;
 
 use super::hotplug;
@@ -51,7 +53,7 @@ pub enum Attempt {
     Begun,
     /// It holds nothing that would move.
     Empty,
-    /// Another drain is in progress, or it is out of use at the moment.
+    /// Another drain is in progress, a donor joins, or it is out of use at the moment.
     Later,
     /// It cannot be drained.
     Refused(String),
@@ -181,8 +183,8 @@ impl VmDrains {
         result.recv_timeout(PREPARE_TIME_MAX).unwrap_or(Ok(()))
     }
 
-    /// Begins to drain a donor that fails again and again, onto the others, and waits until its memory
-    /// moves.
+    /// Begins to drain a donor that fails again and again, onto the others, and waits until its
+    /// memory moves.
     pub fn attempt(&self, node: NodeId) -> Attempt {
         {
             let mut state = self.lock();
@@ -193,15 +195,10 @@ impl VmDrains {
         }
         let begun = self.drains.drain(node, &[]);
         self.lock().preparing = None;
-        match begun {
-            Ok(_) => {
-                self.changes.notify();
-                Attempt::Begun
-            }
-            Err(DrainError::Draining(_) | DrainError::Out(_)) => Attempt::Later,
-            Err(DrainError::Empty(_)) => Attempt::Empty,
-            Err(error) => Attempt::Refused(describe(&error)),
+        if begun.is_ok() {
+            self.changes.notify();
         }
+        attempt_of(begun.map(drop))
     }
 
     /// Returns what is disconnected when the guest ends, once.
@@ -225,6 +222,20 @@ impl VmDrains {
             Some(_) => connected(named, &lenders),
             None => still_lending(named, &lenders),
         })
+    }
+}
+
+/// Returns what came of an attempt, from what beginning it returned.
+fn attempt_of(begun: Result<(), DrainError>) -> Attempt {
+    match begun {
+        Ok(()) => Attempt::Begun,
+        Err(
+            DrainError::Draining(_)
+            | DrainError::Out(_)
+            | DrainError::Change(HotplugError::Joining | HotplugError::Ended),
+        ) => Attempt::Later,
+        Err(DrainError::Empty(_)) => Attempt::Empty,
+        Err(error) => Attempt::Refused(describe(&error)),
     }
 }
 
@@ -379,5 +390,23 @@ mod tests {
         ] {
             assert_eq!(code(state), RefusalCode::State);
         }
+    }
+
+    #[test]
+    fn a_failing_donor_that_cannot_be_drained_at_the_moment_is_tried_again() {
+        for error in [
+            DrainError::Draining(NodeId(2)),
+            DrainError::Out(NodeId(1)),
+            DrainError::Change(HotplugError::Joining),
+            DrainError::Change(HotplugError::Ended),
+        ] {
+            assert_eq!(attempt_of(Err(error)), Attempt::Later);
+        }
+        let refused = attempt_of(Err(DrainError::Change(HotplugError::TooManyDonors(64))));
+        assert!(matches!(refused, Attempt::Refused(_)), "{refused:?}");
+        assert_eq!(
+            attempt_of(Err(DrainError::Empty(NodeId(1)))),
+            Attempt::Empty
+        );
     }
 }
