@@ -2,17 +2,23 @@
 
 use memory_fabric::fabric::{DonorPlacement, DonorUse};
 use memory_fabric::page::PAGE_SHIFT;
-use memory_fabric::view::FabricView;
 
+use super::vm::BootedVm;
 use crate::status::placement::{DonorPlaced, Held, PlacementStatus};
 
 /// Returns the places of a VM's memory as of now.
-pub fn placement(view: &FabricView) -> PlacementStatus {
+pub fn placement(booted: &BootedVm) -> PlacementStatus {
+    let view = &booted.view;
     let found = view.placement();
+    // Memory that hosts share has no home: what of it has its place at a donor is counted there.
+    let home_here_pages = match booted.nodes {
+        Some(_) => 0,
+        None => view.plan().home_here_pages,
+    };
     let replicas = view.replicas();
     PlacementStatus {
         copies: if replicas.is_some() { 2 } else { 1 },
-        home_here_bytes: view.plan().home_here_pages << PAGE_SHIFT,
+        home_here_bytes: home_here_pages << PAGE_SHIFT,
         donors: found.donors.iter().map(donor).collect(),
         held: found
             .held

@@ -30,7 +30,7 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
         answer(200, &transports::transport(instance, &*instance.booted()?))
     }),
     look("/v1/placement", |instance, _| {
-        answer(200, &placement::placement(&instance.booted()?.view))
+        answer(200, &placement::placement(&*instance.booted()?))
     }),
     Route::look("/v1/metrics", metrics::of_vm),
     change(
