@@ -306,7 +306,15 @@ impl RunSettings {
     fn check_replicas(&self) -> Result<(), ValidationError> {
         check_range("--replicas", self.replicas, 1, REPLICAS_MAX)?;
         if self.replicas == 1 {
-            return Ok(());
+            let zones = self.donors.iter();
+            let mut zones = zones.filter_map(|donor| Some((donor, donor.zone.clone()?)));
+            return match zones.next() {
+                Some((donor, zone)) => {
+                    let address = donor.address.clone();
+                    Err(ValidationError::ZoneWithoutReplicas(address, zone))
+                }
+                None => Ok(()),
+            };
         }
         let replicas = self.replicas;
         let count = self.donors.len();
@@ -324,23 +332,25 @@ impl RunSettings {
         }
     }
 
-    /// Pages are poisoned where this host has all vCPUs, and donors the only copies.
+    /// Memory of donors moves where the guest does not see them, and this host has all vCPUs.
     fn checked_drain_failing(&self) -> Result<bool, ValidationError> {
         let is_on = self.drain_failing == Switch::On;
         let refusals = [
-            (!self.nodes.is_empty(), "--node"),
-            (self.numa == Numa::Expose, "--numa expose"),
+            (!self.nodes.is_empty(), "remove --node"),
+            (self.numa == Numa::Expose, "remove --numa expose"),
             (
                 self.transport == TransportKind::Loopback,
-                "--transport loopback",
+                "remove --transport loopback",
             ),
+            (self.donors.is_empty(), "add --donor"),
         ];
         match refusals.into_iter().find(|(is_given, _)| *is_given) {
-            Some((_, flag)) if is_on => Err(ValidationError::DrainFailingWith(flag)),
+            Some((_, remedy)) if is_on => Err(ValidationError::DrainFailing(remedy)),
             _ => Ok(is_on),
         }
     }
 
+    /// Pages are poisoned where this host has all vCPUs, and donors the only copies.
     fn check_on_lost_memory(&self) -> Result<(), ValidationError> {
         let given = [
             (self.replicas > 1, "--replicas 2"),
@@ -348,7 +358,7 @@ impl RunSettings {
         ];
         match given.into_iter().find(|(is_given, _)| *is_given) {
             Some((_, flag)) if self.on_lost_memory == OnLostMemory::Poison => {
-                Err(ValidationError::NotWithPoison { flag })
+                Err(ValidationError::NotWithPoison(flag))
             }
             _ => Ok(()),
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use memory_fabric::fabric::TransportKind;
 
 use super::address::Donor;
+use super::choice::{Numa, Switch};
 use super::cpu_list::CpuList;
 use super::*;
 use crate::machine::Irqchip;
@@ -349,4 +350,36 @@ fn settings_of_connections_that_are_not_made_are_refused() {
     );
     settings.rdma = None;
     assert_eq!(mtu(&settings).expect("nothing is set"), None);
+}
+
+#[test]
+fn a_zone_is_for_two_copies() {
+    let zoned = |settings: &mut RunSettings, replicas| {
+        settings.donors = donors(&["127.0.0.1:7000,zone=rack-1", "127.0.0.1:7001"]);
+        settings.replicas = replicas;
+    };
+    let texts = ["127.0.0.1:7000", "zone=rack-1", "--replicas 2"];
+    assert_refused(|settings| zoned(settings, 1), &texts);
+    let mut settings = valid();
+    zoned(&mut settings, 2);
+    settings.parse().expect("two copies have zones");
+}
+
+#[test]
+fn failing_donors_are_drained_where_there_are_some_that_can_be() {
+    let mut on = valid();
+    on.drain_failing = Switch::On;
+    assert!(on.parse().expect("it has donors").drain_failing);
+    let change = |settings: &mut RunSettings| settings.drain_failing = Switch::On;
+    let without = |settings: &mut RunSettings| {
+        change(settings);
+        settings.donors.clear();
+        settings.local_memory = None;
+    };
+    assert_refused(without, &["--drain-failing on", "add --donor"]);
+    let exposed = |settings: &mut RunSettings| {
+        change(settings);
+        settings.numa = Numa::Expose;
+    };
+    assert_refused(exposed, &["--drain-failing on", "remove --numa expose"]);
 }

@@ -318,15 +318,15 @@ pub enum ValidationError {
     },
     /// A flag has no meaning with `--on-lost-memory poison`, or is not supported with it.
     #[error(
-        "--on-lost-memory poison is for memory with one copy and vCPUs on one host; remove {flag}, or use --on-lost-memory end"
+        "--on-lost-memory poison is for memory with one copy and vCPUs on one host; remove {0}, or use --on-lost-memory end"
     )]
-    NotWithPoison {
-        /// What was given beside it.
-        flag: &'static str,
-    },
-    /// `--drain-failing on` beside a flag with which no donor can be drained.
-    #[error("--drain-failing on needs donors that can be drained; remove {0}, or that")]
-    DrainFailingWith(&'static str),
+    NotWithPoison(&'static str),
+    /// `--drain-failing on` where no donor can be drained: what to do about it.
+    #[error("--drain-failing on needs donors that can be drained; {0}, or remove that")]
+    DrainFailing(&'static str),
+    /// A zone where there is one copy.
+    #[error("donor {0} has zone={1}, which only two copies use; add --replicas 2, or remove zone=")]
+    ZoneWithoutReplicas(HostPort, Name),
     /// The donors are asked for less than two copies need.
     #[error(
         "the guest's {memory} is more than --local-memory {local} and the {held} of which the donors can hold two copies, on different ones, with what they are asked for; raise their memory= or --local-memory, or lower --memory"
