@@ -48,8 +48,6 @@ pub(super) struct Guest {
     pub local_memory: Option<&'static str>,
     /// Command line of the kernel.
     pub cmdline: String,
-    /// Where its report is written.
-    pub report: &'static str,
     /// Further flags.
     pub more: Vec<&'static str>,
 }
@@ -95,7 +93,6 @@ impl Guest {
                 // command.
                 format!("loglevel=4 {LEFT_OUT} ssi_exec=\"{exec}\"")
             },
-            report: RUN_REPORT,
             more: Vec::new(),
         }
     }
@@ -115,7 +112,7 @@ impl Guest {
             "--cmdline",
             &self.cmdline,
             "--report",
-            self.report,
+            RUN_REPORT,
         ]
         .map(str::to_owned)
         .into();
@@ -134,7 +131,7 @@ impl Guest {
     pub fn start(&self, context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
         let host = context.testbed.host(1);
         // A report of an earlier guest must not be mistaken for this one's.
-        host.check(&["rm", "-f", self.report], SHORT)?;
+        host.check(&["rm", "-f", RUN_REPORT], SHORT)?;
         let argv = self.argv();
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let mut log = std::fs::File::create(context.artifacts.join("console.log"))?;
@@ -164,7 +161,7 @@ impl Guest {
     /// Runs the guest to its end and reads its report.
     pub fn run(&self, context: &Context<'_>) -> anyhow::Result<Finished> {
         let output = self.boot(context)?.wait(GUEST_DEADLINE)?;
-        Finished::read_from(context, self.report, output)
+        Finished::read(context, output)
     }
 }
 
@@ -196,12 +193,7 @@ pub(super) struct Finished {
 impl Finished {
     /// Fetches the report of a guest that ended with this output.
     pub fn read(context: &Context<'_>, output: Output) -> anyhow::Result<Self> {
-        Self::read_from(context, RUN_REPORT, output)
-    }
-
-    /// Like [`read`](Self::read), for another [`Guest::report`].
-    pub fn read_from(context: &Context<'_>, report: &str, output: Output) -> anyhow::Result<Self> {
-        let report = read(context, 1, Published::Report, report).with_context(|| {
+        let report = read(context, 1, Published::Report, RUN_REPORT).with_context(|| {
             format!(
                 "report of a guest that ended with {}; {}",
                 output.status,

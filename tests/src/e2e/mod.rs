@@ -31,7 +31,6 @@ mod poison;
 mod prometheus;
 mod rdma;
 mod rdma_faults;
-mod rdma_jailed;
 mod rdma_many;
 mod rdma_removed;
 mod rdma_sealed;

@@ -3,9 +3,8 @@
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
     faults, free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network,
-    nodes, numa, poison, rdma, rdma_faults, rdma_jailed, rdma_many, rdma_removed, rdma_sealed,
-    rdma_settings, reads, ssi, stall, status, three_hosts, tour, transports, udp, up, vsock,
-    working_set,
+    nodes, numa, poison, rdma, rdma_faults, rdma_many, rdma_removed, rdma_sealed, rdma_settings,
+    reads, ssi, stall, status, three_hosts, tour, transports, udp, up, vsock, working_set,
 };
 
 /// Scenarios that every run must have time for: each way a guest starts and ends, and each subsystem
@@ -67,7 +66,6 @@ impl Plan {
             rdma_many::SCENARIOS,
             rdma_sealed::SCENARIOS,
             rdma_settings::SCENARIOS,
-            rdma_jailed::SCENARIOS,
             udp::SCENARIOS,
             transports::SCENARIOS,
             status::SCENARIOS,

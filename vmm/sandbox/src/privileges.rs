@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Resource, Rlimit, chroot, fchdir, geteuid, getrlimit, setrlimit};
+use rustix::process::{chroot, fchdir, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
 use thiserror::Error;
 
@@ -135,17 +135,13 @@ impl Privileges {
     }
 
     /// Changes groups, root and user of all threads of this process, in this order, and checks that
-    /// nothing is left of root. There is no way back. With `pins`, the limit of memory that the user
-    /// may pin is lifted as far as this process may, since root has none.
+    /// nothing is left of root. There is no way back.
     ///
     /// # Errors
     ///
     /// When the kernel refuses, or directories outside the new root are open. End the process then:
     /// some rights may be gone.
-    pub fn give_up(&self, pins: bool) -> Result<(), PrivilegeError> {
-        if pins {
-            lift_limit_of_pinned_memory();
-        }
+    pub fn give_up(&self) -> Result<(), PrivilegeError> {
         ids::leave_groups().map_err(call("leave the groups of root"))?;
         if let Some(root) = &self.root {
             enter_root(root)?;
@@ -171,20 +167,6 @@ impl Privileges {
             return Err(PrivilegeError::Left(text));
         }
         Ok(())
-    }
-}
-
-/// What pins more than the limit later says so itself.
-fn lift_limit_of_pinned_memory() {
-    let unlimited = Rlimit {
-        current: None,
-        maximum: None,
-    };
-    if setrlimit(Resource::Memlock, unlimited).is_err() {
-        // Root without CAP_SYS_RESOURCE, as in a container.
-        let maximum = getrlimit(Resource::Memlock).maximum;
-        let current = maximum;
-        let _ = setrlimit(Resource::Memlock, Rlimit { current, maximum });
     }
 }
 

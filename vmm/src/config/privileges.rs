@@ -11,9 +11,6 @@ use super::choice::{Choice as _, OnReboot};
 use super::settings::RunSettings;
 use super::vsock::VsockArg;
 
-/// Where libibverbs looks for devices, below the root.
-const RDMA_FILES: &str = "sys/class/infiniband";
-
 /// Why a VM cannot give up privileges.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegesError {
@@ -28,17 +25,11 @@ pub enum PrivilegesError {
         "--on-reboot restart cannot be combined with --user: another boot opens KVM and the kernel again, which the user may not; remove one of the two, and let a service restart the VM"
     )]
     WithRestart,
-    /// RDMA devices are opened again later.
+    /// Each thread has rights of its own after the change, which are not those that opened a device.
     #[error(
-        "--transport {transport} with --chroot {} needs the host's {RDMA_FILES} there too, since lost connections open their devices again; mount /sys and /dev/infiniband below it, or use --transport auto",
-        root.display()
+        "--transport {0} cannot be combined with --user: the kernel refuses requests to an RDMA device from a thread that changed its user; start ssi-hv as that user, or use --transport auto, which takes TCP"
     )]
-    NoRdma {
-        /// The transport.
-        transport: &'static str,
-        /// The directory.
-        root: PathBuf,
-    },
+    WithRdma(&'static str),
     /// A file that is created later is elsewhere.
     #[error(
         "{flag} {} is not below --chroot {}, where the VM's process creates it; name a file there, in a directory of the user",
@@ -77,17 +68,10 @@ impl RunSettings {
         if self.on_reboot == OnReboot::Restart {
             return Err(PrivilegesError::WithRestart);
         }
-        let privileges = Privileges::new(user, self.chroot.as_deref())?;
-        let needs_rdma = matches!(self.transport, TransportKind::Rdma | TransportKind::Hybrid);
-        if let Some(root) = privileges.root()
-            && needs_rdma
-            && !root.join(RDMA_FILES).is_dir()
-        {
-            return Err(PrivilegesError::NoRdma {
-                transport: self.transport.word(),
-                root: root.to_owned(),
-            });
+        if let TransportKind::Rdma | TransportKind::Hybrid = self.transport {
+            return Err(PrivilegesError::WithRdma(self.transport.word()));
         }
+        let privileges = Privileges::new(user, self.chroot.as_deref())?;
         Ok(Some(privileges))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use devices::virtio::MEM_BLOCK_BYTES;
 use fabric_identity::Name;
 use memory_fabric::fabric::{Compression, Fingerprint, OnLostMemory, Sealing, TransportKind};
-use memory_fabric::rdma::Settings;
+use memory_fabric::rdma::{DeviceChoice, Settings};
 use ssi_hv_sandbox::Privileges;
 
 use super::address::{Donor, HostPort};
@@ -390,9 +390,16 @@ impl RunSettings {
     /// Returns the settings of RDMA, if it may be used.
     pub(super) fn checked_rdma(&self) -> Result<Settings, ValidationError> {
         let Some(rdma) = &self.rdma else {
-            return Ok(Settings::default());
+            // See `PrivilegesError::WithRdma`.
+            return Ok(match self.user {
+                Some(_) => DeviceChoice::None.into(),
+                None => Settings::default(),
+            });
         };
         match self.transport {
+            TransportKind::Auto if self.user.is_some() => {
+                Err(ValidationError::RdmaUnused("auto, and --user,"))
+            }
             TransportKind::Auto | TransportKind::Rdma | TransportKind::Hybrid => {
                 Ok(rdma.settings().clone())
             }

@@ -56,19 +56,6 @@ pub enum RunError {
         /// The host's error.
         source: io::Error,
     },
-    /// Lost connections cannot be made again.
-    #[error(
-        "{}: the user {user} of --user cannot open it, and lost RDMA connections open it again; give the user rights to read and write it, as the udev rules of rdma-core do, or use --transport auto",
-        path.display()
-    )]
-    RdmaNotForUser {
-        /// The device, or the directory of devices.
-        path: PathBuf,
-        /// The user.
-        user: String,
-        /// The host's error.
-        source: io::Error,
-    },
     /// The guest's memory exceeds the addresses that the fabric supports.
     #[error("guest memory is above the limit of 16 TiB")]
     MemoryTooHigh,

@@ -3,12 +3,9 @@
 //! Files are restricted first, before any other thread exists. System calls are too, unless the user
 //! is changed: that is done when all is open, and needs calls that are forbidden afterwards.
 
-use std::fs;
-use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use memory_fabric::fabric::TransportKind;
 use memory_fabric::guest_memory::keep_huge_bytes;
 use rustix::fs::{Access, access};
 use ssi_hv_sandbox::{
@@ -19,9 +16,6 @@ use super::run_error::RunError;
 use crate::config::RunConfig;
 use crate::control_socket::directory::{Directory, all_paths};
 use crate::host;
-
-/// Where libibverbs opens devices.
-const RDMA_DEVICES: &str = "/dev/infiniband";
 
 /// What is in force for this process.
 #[derive(Debug)]
@@ -75,20 +69,11 @@ impl Confinement<'_> {
                 restricted.keep_below(root);
             }
         }
-        let pins = match self.config.transport {
-            TransportKind::Auto | TransportKind::Rdma | TransportKind::Hybrid => {
-                !self.config.donors.is_empty() || self.config.hotplug_memory.is_some()
-            }
-            TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => false,
-        };
-        privileges.give_up(pins)?;
+        privileges.give_up()?;
         if let Some(root) = privileges.root() {
             host::root_changed_to(root.to_owned());
         }
         self.check_directories(privileges)?;
-        if let TransportKind::Rdma | TransportKind::Hybrid = self.config.transport {
-            check_rdma(Path::new(RDMA_DEVICES), privileges.user().name())?;
-        }
         if self.config.sandbox {
             restrict_calls().map_err(RunError::Sandbox)?;
         }
@@ -125,28 +110,6 @@ impl Confinement<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether the user can open an RDMA device again: when a connection is lost it is too late.
-fn check_rdma(directory: &Path, user: &str) -> Result<(), RunError> {
-    let failed = |path: &Path, source| RunError::RdmaNotForUser {
-        path: path.to_owned(),
-        user: user.to_owned(),
-        source,
-    };
-    let entries = fs::read_dir(directory).map_err(|error| failed(directory, error))?;
-    let mut last = failed(directory, io::Error::other("it has no device"));
-    for entry in entries.flatten() {
-        if !entry.file_name().as_encoded_bytes().starts_with(b"uverbs") {
-            continue;
-        }
-        let path = entry.path();
-        match access(&path, Access::READ_OK | Access::WRITE_OK) {
-            Ok(()) => return Ok(()),
-            Err(error) => last = failed(&path, error.into()),
-        }
-    }
-    Err(last)
 }
 
 /// The files and sockets that are created, replaced or removed later, with their flags.
@@ -193,33 +156,4 @@ fn sandbox(config: &RunConfig) -> Sandbox {
         sandbox.create_in(path);
     }
     sandbox
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-    use crate::failure::describe;
-
-    #[test]
-    fn a_user_needs_one_rdma_device_that_can_be_opened_again() {
-        let place = tempfile::tempdir().expect("a directory");
-        let check =
-            |directory: &Path| check_rdma(directory, "vm").map_err(|error| describe(&error));
-        let refused = |part: &str| {
-            let error = check(place.path()).expect_err("there is none");
-            let named = error.contains(part) && error.contains("the user vm of --user");
-            assert!(named && error.contains("--transport auto"), "{error}");
-        };
-        let absent = check(&place.path().join("absent")).expect_err("absent");
-        assert!(absent.contains("/absent: the user vm"), "{absent}");
-        fs::write(place.path().join("rdma_cm"), "").expect("a file");
-        refused("it has no device");
-        // Root, who may run this test, can open anything that exists.
-        symlink("/nowhere", place.path().join("uverbs0")).expect("a link");
-        refused("/uverbs0: the user vm");
-        fs::write(place.path().join("uverbs1"), "").expect("a file");
-        assert_eq!(check(place.path()), Ok(()));
-    }
 }

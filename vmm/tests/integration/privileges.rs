@@ -231,7 +231,7 @@ fn what_cannot_be_given_up_safely_is_refused_at_the_start() {
         ),
         (
             &["--user", USER, "--chroot", &new, "--transport", "rdma"],
-            "needs the host's sys/class/infiniband there too",
+            "--transport rdma cannot be combined with --user",
         ),
         (
             &["--user", USER, "--chroot", &new, "--report", &beside],
