@@ -1,11 +1,12 @@
 //! Scenarios with failures while a guest runs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit, parse_faultprobe};
+use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;
 
@@ -18,9 +19,12 @@ const PROBES: &str = "while faultprobe --bytes 64M; do :; done";
 const PROBE: &str = "FAULTPROBE {";
 const PROBED_BYTES: u64 = 64 << 20;
 /// Waits until a kernel thread waits for a page, and prints its name.
-const WAITING: &str = "for i in $(seq 200); do \
+const WAITING: &str = "for i in $(seq 50); do \
     for f in $(grep -ls handle_userfault /proc/[0-9]*/stack); do cat ${f%stack}comm; done | grep kworker && exit; \
     sleep 0.1; done; exit 1";
+/// How often a donor is stopped until a kernel thread waits, and the guest's faults in between.
+const STOPS_MAX: usize = 8;
+const FAULTS_BETWEEN: u64 = 20;
 /// How long a process may take to end after SIGKILL.
 const KILL_DEADLINE: Duration = Duration::from_secs(20);
 /// Duration of a link cut: longer than a busy host can stall.
@@ -108,13 +112,33 @@ fn check_probe(process: &RemoteProcess) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Stops a donor, and returns which kernel thread of KVM waits for one of its pages. The guest's first
+/// fault then may be one for which the vCPU waits itself, so that no other follows: the donor runs
+/// again until the guest has got on, and is stopped once more.
+fn stop_until_one_waits(context: &Context<'_>, donor: &Donor) -> anyhow::Result<String> {
+    let (host, there) = (context.testbed.host(1), context.testbed.host(2));
+    let faults = || number(&status(host, &[])?, "/vms/0/faults/remote/count");
+    for _ in 0..STOPS_MAX {
+        there.signal(donor.pid(), libc::SIGSTOP)?;
+        let waiting = host.run(&["sh", "-c", WAITING], SHORT)?;
+        if waiting.status.code == 0 {
+            return Ok(waiting.stdout);
+        }
+        let wanted = faults()? + FAULTS_BETWEEN;
+        there.signal(donor.pid(), libc::SIGCONT)?;
+        let deadline = Instant::now() + GUEST_DEADLINE;
+        while faults()? < wanted {
+            ensure!(Instant::now() < deadline, "the guest needs no page");
+        }
+    }
+    anyhow::bail!("no kernel thread waits for a page of a donor that was stopped {STOPS_MAX} times")
+}
+
 /// Kills a VM while a kernel thread of KVM waits for a page of a donor that is stopped; its process must end.
 /// A bare program in the same state ends too, but not with the descriptors in the other order.
 fn killed_while_faults_wait(context: &Context<'_>, vm: &RemoteProcess, donor: Donor) -> Result {
     let host = context.testbed.host(1);
-    context.testbed.host(2).signal(donor.pid(), libc::SIGSTOP)?;
-    let waiting = host.check(&["sh", "-c", WAITING], SHORT);
-    let waiting = waiting.context("no kernel thread waits for a page")?;
+    let waiting = stop_until_one_waits(context, &donor)?;
     host.signal(vm.pid(), libc::SIGKILL)?;
     let killed = vm.wait(KILL_DEADLINE).context("after SIGKILL")?;
     ensure!(killed.status.signal == libc::SIGKILL, "{}", killed.status);
