@@ -310,8 +310,8 @@ mod tests {
         taken(&one).expect("it is counted already");
         assert_eq!(
             taken(&other).expect_err("6 pages"),
-            "12288 bytes are asked for, and 12288 of 20480 bytes for RDMA of this node are in use; raise --rdma-memory of the node, \
-             or end VMs"
+            "12288 bytes are asked for, and 12288 of 20480 bytes for RDMA of this node are in use; \
+             raise --rdma-memory of the node, or end VMs"
         );
         pool.end(&one.token).expect("it is there");
         assert!(taken(&other).is_err(), "its memory is in use");

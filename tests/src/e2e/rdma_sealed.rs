@@ -2,7 +2,6 @@
 //! hosts is captured, sealed and not.
 
 use anyhow::{Context as _, ensure};
-use serde::Deserialize;
 
 use super::bed::{add_rxe, remove_rxe};
 use super::donor::{DONOR, Donor};
@@ -10,6 +9,7 @@ use super::guest::{Finished, Guest, SHORT, exit};
 use super::nodes::issue;
 use super::rdma::rdma_of;
 use super::{Context, Hosts, Result, Scenario, Verdict};
+use crate::rdma_tool::capture::Seen;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "rdma_sealed",
@@ -25,18 +25,6 @@ const MARK: &str = "SSI-HV-mark-e79b04c";
 const FILE_BYTES: u64 = 64_000_000;
 /// Pages that have to travel either way, for the rest to mean something.
 const PAGES_MIN: u64 = 1000;
-
-/// What `rdma-faults capture` has seen.
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Seen {
-    roce_packets: u64,
-    roce_bytes: u64,
-    roce_with_text: u64,
-    roce_with_token: u64,
-    tcp_packets: u64,
-    tcp_with_text: u64,
-    tokens: u64,
-}
 
 /// Runs a guest that writes its file and reads it back, captured.
 fn run(

@@ -15,7 +15,7 @@ use fabric_wire::{
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size_force, set_socket_timeout};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::SIGTERM;
 
 /// Port of RoCE version 2 (InfiniBand specification, annex 17).
@@ -41,16 +41,16 @@ pub struct Arguments {
 }
 
 /// What passed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-struct Seen {
-    roce_packets: u64,
-    roce_bytes: u64,
-    roce_with_text: u64,
-    roce_with_token: u64,
-    tcp_packets: u64,
-    tcp_with_text: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    pub roce_packets: u64,
+    pub roce_bytes: u64,
+    pub roce_with_text: u64,
+    pub roce_with_token: u64,
+    pub tcp_packets: u64,
+    pub tcp_with_text: u64,
     /// Different tokens in frames over TCP.
-    tokens: usize,
+    pub tokens: usize,
 }
 
 /// A capture.

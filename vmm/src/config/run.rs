@@ -398,7 +398,7 @@ impl RunSettings {
         };
         match self.transport {
             TransportKind::Auto if self.user.is_some() => {
-                Err(ValidationError::RdmaUnused("auto, and --user,"))
+                Err(ValidationError::RdmaUnused("auto and --user"))
             }
             TransportKind::Auto | TransportKind::Rdma | TransportKind::Hybrid => {
                 Ok(rdma.settings().clone())

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use memory_fabric::fabric::TransportKind;
+use memory_fabric::rdma::DeviceChoice;
 
 use super::address::Donor;
 use super::choice::{Numa, Switch};
@@ -350,6 +351,22 @@ fn settings_of_connections_that_are_not_made_are_refused() {
     );
     settings.rdma = None;
     assert_eq!(mtu(&settings).expect("nothing is set"), None);
+}
+
+#[test]
+fn a_vm_that_changes_its_user_does_without_rdma() {
+    let mut settings = RunSettings {
+        user: Some("65534:65534".to_owned()),
+        ..RunSettings::default()
+    };
+    let device = settings.checked_rdma().expect("nothing is set").device;
+    assert_eq!(device, DeviceChoice::None);
+    settings.rdma = Some("mtu=1024".parse().expect("settings"));
+    let text = settings.checked_rdma().expect_err("no RDMA").to_string();
+    assert_eq!(
+        text,
+        "--rdma has no effect with --transport auto and --user; remove one of them"
+    );
 }
 
 #[test]

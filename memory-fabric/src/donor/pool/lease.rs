@@ -7,7 +7,7 @@ pub(crate) use sessions::{SessionKind, SessionRefused};
 
 use super::Share;
 use crate::donor::export::Export;
-use crate::donor::policy::{Accounts, Charge, Denied, Resource};
+use crate::donor::policy::{Accounts, Charge, Resource};
 use crate::mapping::{Advice, Mapping};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
@@ -65,10 +65,9 @@ pub struct Lease {
     // Dropped after the memory, which is free by then.
     _share: Share,
     accounts: Option<Arc<Accounts>>,
-    /// What its owner is charged with for RDMA, from its first use on.
-    pinned: Mutex<Option<Charge>>,
-    /// What it takes of the node's memory for RDMA, from its first use on.
-    for_rdma: Mutex<Option<QuotaShare>>,
+    /// What it takes of the node's memory for RDMA, and what its owner is charged with under a policy,
+    /// from its first use on.
+    for_rdma: Mutex<Option<(QuotaShare, Option<Charge>)>>,
     term: Mutex<Term>,
     /// Number of control connections so far.
     controls: AtomicU64,
@@ -111,7 +110,6 @@ impl Lease {
             memory: Arc::new(memory),
             _share: share,
             accounts,
-            pinned: Mutex::default(),
             for_rdma: Mutex::default(),
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,
@@ -282,33 +280,20 @@ impl Lease {
         lock(&self.term).ends_at
     }
 
-    /// Charges its owner with its registration for RDMA, under a policy. That ends with the lease.
-    pub(in crate::donor) fn charge_pinned(&self) -> Result<(), Denied> {
-        let Some(accounts) = &self.accounts else {
-            return Ok(());
-        };
-        let mut pinned = lock(&self.pinned);
-        if pinned.is_none() {
-            let charge = accounts.charge(self.owner.as_ref(), Resource::PinnedBytes, self.bytes());
-            *pinned = Some(charge?);
-        }
-        Ok(())
-    }
-
-    /// Takes its bytes of what the node registers for RDMA, and charges its owner: both, or neither with
-    /// the reason. Once; that ends with the lease.
+    /// Takes its bytes of what the node registers for RDMA, and charges its owner under a policy: both,
+    /// or neither with the reason. Once; that ends with the lease.
     pub(in crate::donor) fn take_for_rdma(&self, quota: &Arc<Quota>) -> Result<(), String> {
-        // Held until both are done, so that two connections do not undo each other's.
         let mut taken = lock(&self.for_rdma);
         if taken.is_some() {
             return Ok(());
         }
-        self.charge_pinned().map_err(|denied| denied.to_string())?;
-        let share = quota.take_all(self.bytes()).map_err(|full| {
-            lock(&self.pinned).take();
-            format!("{} bytes are asked for, and {full}", self.bytes())
-        })?;
-        *taken = Some(share);
+        let (owner, bytes) = (self.owner.as_ref(), self.bytes());
+        let accounts = self.accounts.as_ref();
+        let charge = accounts.map(|all| all.charge(owner, Resource::PinnedBytes, bytes));
+        let charge = charge.transpose().map_err(|denied| denied.to_string())?;
+        let share = quota.take_all(bytes);
+        let share = share.map_err(|full| format!("{bytes} bytes are asked for, and {full}"))?;
+        *taken = Some((share, charge));
         Ok(())
     }
 

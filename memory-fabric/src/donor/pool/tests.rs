@@ -72,17 +72,19 @@ fn memory_for_rdma_is_charged_once_until_the_lease_is_gone() {
     };
     let (one, other, third) = (lend(2), lend(2), lend(2));
     // What the node refuses is not charged.
-    let node = Quota::new("bytes for RDMA", "this node", Some(PAGE), "end VMs");
-    let error = third.take_for_rdma(&node).expect_err("more than a page");
+    let node = |limit| Quota::new("bytes for RDMA", "this node", limit, "end VMs");
+    let error = third.take_for_rdma(&node(Some(PAGE)));
+    let error = error.expect_err("more than a page");
     assert!(error.contains("0 of 4096 bytes for RDMA"), "{error}");
     pool.end(&third.token).expect("it is there");
-    assert_eq!(one.charge_pinned(), Ok(()));
-    assert_eq!(one.charge_pinned(), Ok(()), "it is charged already");
-    let error = other.charge_pinned().expect_err("more than 3 pages");
-    assert!(error.to_string().contains("raise pinned="), "{error}");
+    let node = node(None);
+    assert_eq!(one.take_for_rdma(&node), Ok(()));
+    assert_eq!(one.take_for_rdma(&node), Ok(()), "it is charged already");
+    let error = other.take_for_rdma(&node).expect_err("more than 3 pages");
+    assert!(error.contains("raise pinned="), "{error}");
     pool.end(&one.token).expect("it is there");
     drop(one);
-    assert_eq!(other.charge_pinned(), Ok(()));
+    assert_eq!(other.take_for_rdma(&node), Ok(()));
     pool.end(&other.token).expect("it is there");
     drop((other, third));
     assert!(pool.accounts().expect("a policy").used().is_empty());

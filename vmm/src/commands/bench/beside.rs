@@ -108,7 +108,7 @@ impl Protected {
         let stats = std::sync::Arc::clone(self.fabric.stats());
         self.fabric.shutdown();
         let sealed = stats.sealing.opened.get() > 0;
-        assert_eq!(sealed, self.config.seal, "pages were sealed");
+        assert_eq!(sealed, self.config.seal, "whether pages were sealed");
         let ratio = |of: fn(&Summary) -> Duration| {
             let rounds = self.series.rounds.iter().zip(&self.plain.rounds);
             median(
