@@ -271,12 +271,21 @@ fn keep_accepting(
                 continue;
             }
         };
-        let (openings, credentials) = (Arc::clone(&openings), Arc::clone(credentials));
+        // Here, since the threads below begin in any order: the oldest is the one that came first.
+        let id = match openings.add(&stream) {
+            Ok(id) => id,
+            Err(error) => {
+                tracing::warn!("a connection of {address} is dropped: {error}");
+                continue;
+            }
+        };
+        let (keeping, credentials) = (Arc::clone(&openings), Arc::clone(credentials));
         let reporter = reporter.clone();
         let spawned = std::thread::Builder::new()
             .name("peer-accept".to_owned())
-            .spawn(move || open(&openings, stream, address, &credentials, &reporter));
+            .spawn(move || open(&keeping, id, stream, address, &credentials, &reporter));
         if let Err(error) = spawned {
+            openings.remove(id);
             tracing::warn!("a connection of {address} is dropped: no thread for it: {error}");
         }
     }
@@ -285,14 +294,12 @@ fn keep_accepting(
 /// Does the handshake of one connection.
 fn open(
     openings: &Openings,
+    id: u64,
     stream: TcpStream,
     address: SocketAddr,
     credentials: &Credentials,
     reporter: &Reporter,
 ) {
-    let Ok(id) = openings.add(&stream) else {
-        return;
-    };
     let accepted = match secure_from(stream, credentials) {
         Ok((mut stream, known)) => match accept(&mut stream, credentials, known) {
             Ok((peer, agreed)) => Ok((peer, agreed, stream)),
