@@ -170,15 +170,19 @@ pub fn memory(view: &FabricView, count_huge: bool, machine_checks: u64) -> Memor
         }),
         drain: view.drain().map(|drain| used(&drain)),
         lost: lost(view, machine_checks),
-        sealing: view.nodes().iter().any(|node| node.is_sealed).then(|| {
-            let stats = &view.stats().sealing;
-            SealingUsed {
-                pages_sealed: stats.sealed.get(),
-                pages_opened: stats.opened.get(),
-                pages_rejected: stats.rejected.get(),
-            }
-        }),
+        sealing: sealing(&view.nodes(), view),
     }
+}
+
+/// Returns the pages that were sealed and opened, if a node has sealed ones.
+fn sealing(summaries: &[NodeSummary], view: &FabricView) -> Option<SealingUsed> {
+    let stats = &view.stats().sealing;
+    let is_sealed = summaries.iter().any(|node| node.is_sealed);
+    is_sealed.then(|| SealingUsed {
+        pages_sealed: stats.sealed.get(),
+        pages_opened: stats.opened.get(),
+        pages_rejected: stats.rejected.get(),
+    })
 }
 
 /// Returns the pages that were lost with donors, if a donor was.
@@ -197,6 +201,8 @@ fn lost(view: &FabricView, machine_checks: u64) -> Option<LostUsed> {
 /// Copies the pager's counters into a report.
 pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
     let stats = view.stats();
+    // Again, after what was sent: pages still travel while a VM ends.
+    report.memory.sealing = sealing(summaries, view);
     report.nodes = nodes(summaries, view);
     report.evictions = stats.evictions.get();
     report.evictions_unchanged = stats.evictions_unchanged.get();
