@@ -20,12 +20,13 @@ use ssi_hv::config::NodeSettings;
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
+use ssi_hv::credentials::{self, DailyWarning};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::node::{METRICS, NodeState, ROUTES, counters, reload};
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
-use ssi_hv::{credentials, forced_end, host, lifeline, metrics};
+use ssi_hv::{forced_end, host, lifeline, metrics};
 
 use super::{Failure, print};
 
@@ -67,6 +68,8 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let shown = config.credentials.as_deref();
     let shown = shown.map(|directory| credentials::load(directory, Role::Node));
     let shown = shown.transpose().map_err(Failure::usage)?;
+    let daily = shown.clone().map(DailyWarning::start);
+    let _daily = daily.transpose().context("cannot start a thread")?;
     let policy = config.allow.map(Arc::new);
     let rules = policy.as_ref().map(|policy| policy.read());
     let rules = rules.transpose().map_err(Failure::usage)?;

@@ -253,7 +253,8 @@ impl Run<'_> {
         let instance = self.instance;
         let mut fabric_config = fabric_config(config, donors.clone())?;
         if let Some(shown) = &fabric_config.credentials {
-            instance.note_credentials(shown);
+            let noted = instance.note_credentials(shown);
+            noted.map_err(RunError::host("start a thread"))?;
         }
         let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
         let fabric = connect(config, &fabric_config, supervisor)?;

@@ -1,5 +1,7 @@
 //! A running VM, as its routes and its report see it. It provides no access to guest memory.
 
+use std::io;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ use super::supervisor::Supervisor;
 use crate::config::RunConfig;
 use crate::control_socket::changes::Changes;
 use crate::control_socket::protocol::{Refusal, RefusalCode};
-use crate::credentials;
+use crate::credentials::{self, DailyWarning};
 use crate::machine::MachineHandle;
 use crate::report::{Guest, Host, TransportUsed};
 
@@ -36,8 +38,8 @@ pub struct Instance {
     pub supervisor: Arc<Supervisor>,
     /// Counts the changes of its added memory, over all boots.
     pub hotplug_changes: Changes,
-    /// What it shows to nodes.
-    shown: OnceLock<Arc<SharedCredentials>>,
+    /// What this boot shows to nodes, and what warns before it expires.
+    shown: Mutex<Option<(Arc<SharedCredentials>, DailyWarning)>>,
     restarts: AtomicU64,
     booted: Mutex<Option<Arc<BootedVm>>>,
 }
@@ -81,7 +83,7 @@ impl Instance {
             config,
             supervisor,
             hotplug_changes: Changes::default(),
-            shown: OnceLock::new(),
+            shown: Mutex::new(None),
             restarts: AtomicU64::new(0),
             booted: Mutex::new(None),
         }
@@ -97,14 +99,29 @@ impl Instance {
         *self.slot() = Some(booted);
     }
 
-    /// Notes what the VM shows to nodes, in its first boot.
-    pub fn note_credentials(&self, shown: &Arc<SharedCredentials>) {
-        let _ = self.shown.set(Arc::clone(shown));
+    /// Notes what the VM shows to nodes in this boot, and warns on each day on which it expires soon.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the host has no thread left.
+    pub fn note_credentials(&self, shown: &Arc<SharedCredentials>) -> io::Result<()> {
+        let warning = DailyWarning::start(Arc::clone(shown))?;
+        let now = Some((Arc::clone(shown), warning));
+        let before = mem::replace(&mut *self.shown(), now);
+        // Its thread ends, with nothing locked.
+        drop(before);
+        Ok(())
     }
 
     /// Returns when the certificate expires that is in use; `None` without credentials.
     pub fn certificate_not_after(&self) -> Option<i64> {
-        self.shown.get().map(|shown| credentials::not_after(shown))
+        let shown = self.shown();
+        let (shown, _) = shown.as_ref()?;
+        Some(credentials::not_after(shown))
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Option<(Arc<SharedCredentials>, DailyWarning)>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes the boot that has ended. Returns the number of restarts.
