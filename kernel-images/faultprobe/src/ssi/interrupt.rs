@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
@@ -11,19 +11,40 @@ use super::team::Deadline;
 
 /// A run ends after so many rounds even if there is time left.
 const ROUNDS_MAX: u64 = 50_000;
-/// A thread that was woken and does not run after this time never will.
-const LOST: Duration = Duration::from_secs(20);
+/// A thread looks again after this time whether it was woken.
+const LOOK: Duration = Duration::from_secs(20);
+/// A thread that finds then that it was woken so long ago runs because it looked: the wake-up is
+/// lost.
+const LOST: Duration = Duration::from_secs(10);
+/// A thread that is not woken for so long never will be. CPUs on busy hosts may need more than
+/// [`LOOK`] to answer.
+const SILENT: Duration = Duration::from_secs(120);
 /// Bounds of the pause in which the other CPU falls asleep, for it to need an interrupt.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// Two threads that wake each other (by futex).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Wakes {
     threads: [OnceLock<Thread>; 2],
     /// The last round that each thread was woken for.
     rounds: [AtomicU64; 2],
+    /// When each thread was woken last, in nanoseconds since `begun`.
+    woken_ns: [AtomicU64; 2],
+    begun: Instant,
     is_over: AtomicBool,
+}
+
+impl Default for Wakes {
+    fn default() -> Self {
+        Self {
+            threads: Default::default(),
+            rounds: Default::default(),
+            woken_ns: Default::default(),
+            begun: Instant::now(),
+            is_over: AtomicBool::default(),
+        }
+    }
 }
 
 /// What one thread saw.
@@ -59,10 +80,11 @@ impl Wakes {
         for round in 1..=ROUNDS_MAX {
             thread::sleep(pause);
             let begin = Deadline::after(0);
-            let started = std::time::Instant::now();
+            let started = Instant::now();
             self.wake(1, round, other);
-            if !self.sleep(0, round) {
-                seen.lost += 1;
+            if !self.sleep(0, round, LOOK) {
+                // Unless the other has lost one and said so.
+                seen.lost += u64::from(!self.is_over.load(Ordering::Acquire));
                 break;
             }
             seen.round_ticks.push(begin.elapsed());
@@ -77,8 +99,11 @@ impl Wakes {
 
     fn answer(&self, other: &Thread, seen: &mut Seen) {
         for round in 1.. {
-            if !self.sleep(1, round) {
-                seen.lost += u64::from(!self.is_over.load(Ordering::Acquire));
+            if !self.sleep(1, round, LOOK) {
+                if !self.is_over.swap(true, Ordering::AcqRel) {
+                    seen.lost += 1;
+                    other.unpark();
+                }
                 break;
             }
             self.wake(0, round, other);
@@ -86,25 +111,29 @@ impl Wakes {
     }
 
     fn wake(&self, role: usize, round: u64, thread: &Thread) {
+        let now = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.woken_ns[role].store(now, Ordering::Relaxed);
         self.rounds[role].store(round, Ordering::Release);
         thread.unpark();
     }
 
-    /// Sleeps until woken for this round; returns false when that does not happen.
-    fn sleep(&self, role: usize, round: u64) -> bool {
+    /// Sleeps until woken for this round, and looks for it each `look`; returns false when that does
+    /// not happen, or the round came long ago and woke nobody.
+    fn sleep(&self, role: usize, round: u64, look: Duration) -> bool {
+        let begin = Instant::now();
+        let mut has_slept_through = false;
         loop {
             if self.rounds[role].load(Ordering::Acquire) >= round {
-                return true;
+                let woken = Duration::from_nanos(self.woken_ns[role].load(Ordering::Relaxed));
+                let late = self.begun.elapsed().saturating_sub(woken);
+                return !has_slept_through || late < look.min(LOST);
             }
-            if self.is_over.load(Ordering::Acquire) {
+            if self.is_over.load(Ordering::Acquire) || begin.elapsed() >= SILENT {
                 return false;
             }
-            let begin = std::time::Instant::now();
-            thread::park_timeout(LOST);
-            if begin.elapsed() >= LOST {
-                // What has arrived by now did not wake this thread.
-                return false;
-            }
+            let parked = Instant::now();
+            thread::park_timeout(look);
+            has_slept_through = parked.elapsed() >= look;
         }
     }
 }
@@ -207,8 +236,39 @@ mod tests {
     fn a_wake_up_that_never_came_ends_the_wait() {
         let wakes = Wakes::default();
         wakes.rounds[1].store(3, Ordering::Release);
-        assert!(wakes.sleep(1, 3));
+        assert!(wakes.sleep(1, 3, LOOK));
         wakes.is_over.store(true, Ordering::Release);
-        assert!(!wakes.sleep(1, 4));
+        assert!(!wakes.sleep(1, 4, LOOK));
+    }
+
+    #[test]
+    fn a_round_that_woke_nobody_is_lost() {
+        let look = Duration::from_secs(1);
+        let wakes = Wakes {
+            begun: Instant::now() - look * 60,
+            ..Wakes::default()
+        };
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| wakes.sleep(0, 1, look));
+            thread::sleep(look / 4);
+            // Came as long ago as it sleeps at most, and nobody unparks it.
+            let woken = (wakes.begun.elapsed() - look).as_nanos();
+            let woken = u64::try_from(woken).expect("a minute");
+            wakes.woken_ns[0].store(woken, Ordering::Relaxed);
+            wakes.rounds[0].store(1, Ordering::Release);
+            assert!(!sleeper.join().expect("no panic"));
+        });
+    }
+
+    #[test]
+    fn an_answer_that_takes_long_is_not_lost() {
+        let look = Duration::from_secs(1);
+        let wakes = Wakes::default();
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| wakes.sleep(0, 1, look));
+            thread::sleep(look * 5 / 2);
+            wakes.wake(0, 1, sleeper.thread());
+            assert!(sleeper.join().expect("no panic"));
+        });
     }
 }
