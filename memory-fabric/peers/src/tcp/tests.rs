@@ -99,6 +99,19 @@ fn number_of(message: &PeerMessage, page: Option<&PageBytes>) -> u64 {
     number
 }
 
+/// Repeats an attempt with more time for the nodes to start, until it ends for another reason than that
+/// it had too little. What is to fail waits for all of that time.
+fn with_time<T>(attempt: impl Fn(Duration) -> Option<T>) -> T {
+    let times = [1, 4, 16, 64].map(Duration::from_secs);
+    let ended = times.into_iter().find_map(attempt);
+    ended.unwrap_or_else(|| panic!("a node did not start in {:?}", times[3]))
+}
+
+/// Whether a node gave up before it learned anything from the other one.
+fn is_too_late(ended: &str) -> bool {
+    ended.ends_with("it did not connect in time") || ended.contains("the connection failed")
+}
+
 /// Two connected nodes.
 fn pair() -> (TcpPeers, TcpPeers) {
     let ((first, a), (second, b)) = (listener(), listener());

@@ -24,12 +24,12 @@ fn without_device() -> SimulatedRings {
     SimulatedRings::new(faults, 1)
 }
 
-/// Connects two nodes with these adapters.
-fn connect(rdma: [Option<RdmaPeers>; 2]) -> [Result<TcpPeers, String>; 2] {
+/// Connects two nodes with these adapters, which are given so much time.
+fn connect(rdma: [Option<RdmaPeers>; 2], time: Duration) -> [Result<TcpPeers, String>; 2] {
     let ((first, a), (second, b)) = (listener(), listener());
     let mut one = config(0, first, &[a, b]);
     let mut other = config(1, second, &[a, b]);
-    other.start_timeout = Duration::from_secs(3);
+    (one.start_timeout, other.start_timeout) = (time, time);
     [one.rdma, other.rdma] = rdma;
     let other = std::thread::spawn(move || TcpPeers::connect(other));
     let one = TcpPeers::connect(one);
@@ -37,7 +37,16 @@ fn connect(rdma: [Option<RdmaPeers>; 2]) -> [Result<TcpPeers, String>; 2] {
 }
 
 fn connected(rdma: [Option<RdmaPeers>; 2]) -> [TcpPeers; 2] {
-    connect(rdma).map(|end| end.expect("connected"))
+    connect(rdma, LIMIT).map(|end| end.expect("connected"))
+}
+
+/// How it ends for two nodes that these adapters keep from connecting.
+fn not_connected(rdma: [Option<RdmaPeers>; 2]) -> [String; 2] {
+    with_time(|time| {
+        let ends = connect(rdma.clone(), time);
+        let ends = ends.map(|end| end.map(drop).expect_err("not connected"));
+        (!ends.iter().any(|end| is_too_late(end))).then_some(ends)
+    })
 }
 
 fn has_rings(peers: &TcpPeers, other: usize) -> bool {
@@ -227,27 +236,23 @@ fn reconnect(
 
 #[test]
 fn demanded_rings_that_cannot_be_made_end_the_start_with_the_reason() {
-    let [one, other] = connect([rdma(&without_device(), true), rdma(&healthy(), true)]);
-    let one = one.expect_err("not connected");
+    let [one, other] = not_connected([rdma(&without_device(), true), rdma(&healthy(), true)]);
     let text = "member 1 is no peer of this node: RDMA is demanded, and not possible: this host has \
                 no RDMA device";
     assert_eq!(one, text);
-    let other = other.expect_err("not connected");
     let text = "RDMA is demanded, and not possible: at the other end, this host has no RDMA device";
     assert!(other.ends_with(text), "{other}");
 }
 
 #[test]
 fn a_node_that_demands_rdma_and_one_without_are_refused_by_name() {
-    let [one, other] = connect([rdma(&healthy(), true), None]);
+    let [one, other] = not_connected([rdma(&healthy(), true), None]);
     let what = "another choice of RDMA, which one of the two nodes demands";
-    let one = one.expect_err("not connected");
     let refused = "the other node refused this one, which has";
     assert_eq!(
         one,
         format!("member 1 is no peer of this node: {refused} {what}")
     );
-    let other = other.expect_err("not connected");
     assert!(
         other.ends_with(&format!("the other node has {what}")),
         "{other}"

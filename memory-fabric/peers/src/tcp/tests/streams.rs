@@ -1,6 +1,8 @@
 //! Connections for other messages.
 
 use super::super::channel::Channel;
+use super::super::keeper::{Keeper, News};
+use super::refusals::credentials;
 use super::*;
 
 fn streams_of(config: TcpPeersConfig, purpose: &str) -> Result<Vec<(Member, Channel)>, String> {
@@ -38,10 +40,13 @@ fn each_pair_of_members_gets_a_connection_of_its_own() {
 #[test]
 fn a_connection_for_another_purpose_is_refused() {
     let ((first, a), (second, b)) = (listener(), listener());
-    let mut other = config(1, second, &[a, b]);
-    other.start_timeout = Duration::from_secs(1);
-    let other = std::thread::spawn(move || TcpPeers::connect(other).map(drop));
+    // A node with the VM's secret, which connects for messages about memory.
+    let mut other = credentials();
+    other.me = member(1);
+    let other = Keeper::start(other, &[], second).expect("threads");
     let error = streams_of(config(0, first, &[a, b]), "a test").expect_err("not connected");
     assert!(error.contains("a wrong secret"), "{error}");
-    assert!(other.join().expect("no panic").is_err());
+    for news in other.news.try_iter() {
+        assert!(!matches!(news, News::Connected(..)), "{news:?}");
+    }
 }
