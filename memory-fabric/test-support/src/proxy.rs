@@ -163,6 +163,10 @@ impl Shared {
         };
         {
             let mut streams = self.streams.lock().unwrap();
+            // Since it was accepted, or it would outlive the cut.
+            if self.cut.load(Ordering::SeqCst) {
+                return;
+            }
             streams.push(client.try_clone().expect("descriptors"));
             streams.push(donor.try_clone().expect("descriptors"));
         }
