@@ -19,8 +19,8 @@ fn donor() -> Donor {
         credentials: None,
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes: 4096,
-        // So that the link renews four times a second.
-        lease_duration_max: Duration::from_secs(1),
+        // So that the link renews once a second, and keeps the lease if it does so seconds late.
+        lease_duration_max: Duration::from_secs(4),
         spin: Duration::ZERO,
         rdma: DeviceChoice::None,
         allow: None,
@@ -56,20 +56,17 @@ fn link(
 fn an_idle_vm_whose_control_connection_breaks_now_and_then_keeps_its_donor() {
     let donor = donor();
     let (link, _, events) = link(&donor, &[], NO_GRACE);
-    for _ in 0..3 {
+    let stats = link.stats();
+    for outages in 1..4 {
         donor.break_connections();
-        wait_until("the broken connection does not end", || {
-            donor.connections() == 0
-        });
-        wait_until("the lease is not resumed", || donor.connections() == 1);
+        wait_until("the break is not noticed", || stats.breaks.get() >= outages);
         // The next break comes after a renewal: one that met a connection on which the lease is
         // not resumed yet would be an attempt that failed.
-        let stats = link.stats();
         let before = stats.round_trip();
         wait_until("the lease is not renewed", || stats.round_trip() != before);
         assert_eq!(events.try_iter().collect::<Vec<_>>(), []);
     }
-    assert_eq!(link.stats().breaks.get(), 3, "each is an outage");
+    assert_eq!(stats.breaks.get(), 3, "each is an outage");
     drop(link);
     assert_eq!(donor.pool().leases(), 0, "the lease was not returned");
 }

@@ -5,6 +5,8 @@ use fabric_transport::measure::Gauge;
 use fabric_transport::{Completion, Full, Interest, PAGE_BYTES, PageTransport, Ticket};
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Answers each request with zeroes after this latency, one at a time.
@@ -16,6 +18,8 @@ pub struct Slow {
     pub late: (u32, Duration),
     pub asked: Cell<bool>,
     pub posted: VecDeque<(Ticket, u32, Instant)>,
+    /// Most requests that were outstanding at once.
+    pub most: Arc<AtomicUsize>,
     /// Answers with one byte less.
     pub short: bool,
     pub zeroes: Vec<u8>,
@@ -32,6 +36,7 @@ impl Slow {
             late: (0, Duration::ZERO),
             asked: Cell::new(false),
             posted: VecDeque::new(),
+            most: Arc::default(),
             short,
             zeroes: vec![0; 1 << 20],
         }
@@ -64,6 +69,7 @@ impl PageTransport for Slow {
     fn post_read_run(&mut self, ticket: Ticket, _: u64, pages: u32) -> Result<(), Full> {
         let bytes = pages * PAGE_BYTES;
         self.posted.push_back((ticket, bytes, Instant::now()));
+        self.most.fetch_max(self.posted.len(), Ordering::SeqCst);
         Ok(())
     }
 
