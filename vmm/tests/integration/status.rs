@@ -11,7 +11,7 @@ use std::time::Instant;
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
 
-use crate::running::{LIMIT, Place, count, node, vm};
+use crate::running::{LIMIT, Place, count, node, until, vm};
 use crate::support;
 
 #[test]
@@ -125,11 +125,17 @@ fn a_vm_is_looked_at_while_it_pages() {
     let flags = ["--name", "walker", "--prefetch", "off", "--report", name];
     let vm = vm(&place, &flags);
 
-    // It pages: the counts grow from one query to the next.
+    // It pages: the counts grow from one query to the next, each at its own time.
     let deadline = Instant::now() + LIMIT;
     let first = loop {
         let now = place.json(&["status", "walker", "--json"]);
-        if count(&now, "/vms/0/faults/remote/count") > 1000 {
+        let counts = [
+            "faults/remote/count",
+            "nodes/1/faults/count",
+            "nodes/1/pages_fetched",
+        ];
+        let is_beyond = |name: &&str| count(&now, &format!("/vms/0/{name}")) > 1000;
+        if counts.iter().all(is_beyond) {
             break now;
         }
         assert!(Instant::now() < deadline, "{now}");
@@ -141,19 +147,22 @@ fn a_vm_is_looked_at_while_it_pages() {
     assert_eq!(count(&first, "/vms/0/memory/cache_bytes"), 16 << 20);
     assert!(count(&first, "/vms/0/memory/cached_bytes") <= 16 << 20);
     assert!(count(&first, "/vms/0/memory/resident_bytes") > 8 << 20);
-    assert_eq!(
-        count(&first, "/vms/0/nodes/1/faults/count") > 1000,
-        count(&first, "/vms/0/nodes/1/pages_fetched") > 1000
-    );
     for stage in ["queue", "fetch", "install"] {
         let pointer = format!("/vms/0/faults/remote/stages/{stage}/max");
         let found = first.pointer(&pointer).and_then(Value::as_f64);
         assert!(found.is_some_and(|us| us > 0.0), "{pointer} in {first}");
     }
 
-    let heat = place.json(&["status", &vm.pid(), "--json", "--heat"]);
+    // A page that leaves while the map is made, and comes to a block that is looked at later, counts twice.
+    let heat = until(|| {
+        let heat = place.json(&["status", &vm.pid(), "--json", "--heat"]);
+        let here = sum(&heat, "resident") + sum(&heat, "leaving");
+        let is_within = here <= (16 << 20) / 4096 + 64;
+        is_within
+            .then_some(heat)
+            .ok_or_else(|| format!("{here} pages are here"))
+    });
     assert_eq!(sum(&heat, "looked_at"), (64 << 20) / 4096);
-    assert!(sum(&heat, "resident") + sum(&heat, "leaving") <= (16 << 20) / 4096 + 64);
     assert!(sum(&heat, "resident") > 1000, "{heat}");
     assert!(sum(&heat, "remote") > 4000, "{heat}");
     assert!(sum(&heat, "recent_faults") > 500, "{heat}");
@@ -184,8 +193,14 @@ fn a_vm_is_looked_at_while_it_pages() {
         .collect();
     let before = count(&heat, "/vms/0/faults/remote/count");
     drop(silent);
-    let after = place.json(&["status", "--json"]);
-    assert!(count(&after, "/vms/0/faults/remote/count") > before);
+    let deadline = Instant::now() + LIMIT;
+    let after = loop {
+        let now = place.json(&["status", "--json"]);
+        if count(&now, "/vms/0/faults/remote/count") > before {
+            break now;
+        }
+        assert!(Instant::now() < deadline, "it pages no more: {now}");
+    };
 
     assert_eq!(vm.end(libc::SIGINT), Some(130));
     assert_eq!(place.files(), 0);
