@@ -27,7 +27,7 @@ use crate::cli::bench::BenchCoherenceConfig;
 use crate::commands::Failure;
 use floor::SAMPLES;
 pub use node::serve as node;
-use nodes::{Carrier, Nodes};
+use nodes::{Carrier, Nodes, Shared};
 use protocol::{Answer, Command, Counters, Exchange, Pages, Work};
 
 /// Pages of a block.
@@ -129,16 +129,11 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         TransportKind::Rdma => Carrier::Rdma(rdma_address()?),
         _ => Carrier::Tcp,
     };
-    let mut nodes = Nodes::start(config.nodes, u32::try_from(blocks)?, usize::MAX, carrier)?;
+    let mut nodes = Nodes::start(&Shared::whole(config.nodes, blocks, carrier)?)?;
     let mut secured = match config.tls {
         true => {
-            let blocks = u32::try_from(2 * rounds * count)?;
-            Some(Nodes::start(
-                config.nodes,
-                blocks,
-                usize::MAX,
-                Carrier::Tls,
-            )?)
+            let shared = Shared::whole(config.nodes, 2 * rounds * count, Carrier::Tls)?;
+            Some(Nodes::start(&shared)?)
         }
         false => None,
     };

@@ -1,22 +1,15 @@
 //! A node of the benchmark: a process that shares a memory with others and carries out commands.
 
 use std::io::{BufReader, stdin, stdout};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
-use fabric_coherence::{Member, Members};
-use fabric_identity::Fingerprint;
-use fabric_identity::pinned::PinnedIdentity;
-use fabric_peers::ring::verbs::VerbsRings;
-use fabric_peers::tcp::{RdmaPeers, Secret, TcpPeers, TcpPeersConfig};
-use fabric_sharing::{Config, SharedMemory};
-use memory_fabric::NodeId;
-use memory_fabric::compute::TlsSecurity;
+use anyhow::{Result, bail};
+use memory_fabric::BLOCK_BYTES;
+use memory_fabric::compute::{Listeners, Membership, SharedGuest, SharingError};
 use memory_fabric::guest_memory::GuestMemory;
-use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::rdma::Settings;
 use ssi_hv::exit::ExitCode;
 
@@ -29,6 +22,9 @@ use crate::commands::bench::view::View;
 
 /// Pages over which the migratory, the read-mostly and the private work go.
 pub(super) const WORK_PAGES: usize = 64;
+
+/// Names the VM. The nodes of another run do not know the secret.
+const VM: [u8; 16] = *b"bench coherence\0";
 
 /// Counters of a page that the migratory work uses.
 const WORDS: usize = 8;
@@ -43,54 +39,38 @@ fn run() -> Result<()> {
     let (mut input, mut output) = (BufReader::new(stdin().lock()), stdout().lock());
     let setup: Setup = hear(&mut input)?;
     let address = setup.rdma.unwrap_or(Ipv4Addr::LOCALHOST.into());
-    let listener = TcpListener::bind((address, 0))?;
-    say(&mut output, &Answer::Listening(listener.local_addr()?))?;
-    let identity = match setup.tls {
-        true => {
-            let subject = format!("spiffe://bench/ssi-hv/node/{}", setup.me).parse()?;
-            let identity = PinnedIdentity::generate(&subject)?;
-            let certificate = identity.fingerprint().bytes();
-            say(&mut output, &Answer::Certificate(certificate))?;
-            Some(identity)
-        }
-        false => None,
+    let listeners = match setup.tls {
+        true => Listeners::secured(address, VM, setup.me)?,
+        false => Listeners::bind(address)?,
     };
-    let Command::Connect {
-        addresses,
-        certificates,
-    } = hear(&mut input)?
-    else {
-        bail!("the first command has to be the addresses of the nodes");
+    say(&mut output, &Answer::Ports(listeners.ports()?))?;
+    let Command::Connect(table) = hear(&mut input)? else {
+        bail!("the first command has to be the table of all nodes");
     };
-    let ids: Vec<_> = (0..setup.nodes).map(NodeId).collect();
-    let members = Members::new(&ids)?;
-    let me = Member::at(setup.me).context("no such node")?;
-    let memory = Arc::new(GuestMemory::new((setup.blocks as usize) << 21)?);
-    let mut config = Config::new(me, members.all());
-    let pages = u32::try_from(memory.bytes() / PAGE_SIZE)?;
-    let mut connect = TcpPeersConfig::new(me, members, addresses, listener, pages);
-    connect.secret = Secret(setup.secret);
-    if let Some(identity) = &identity {
-        let table = certificates.into_iter().map(Fingerprint::from).collect();
-        connect.security = Some(TlsSecurity::shared(identity, setup.me, table)?);
-    }
-    connect.rdma = setup.rdma.map(|_| RdmaPeers {
-        rings: Arc::new(VerbsRings::new(Settings::default())),
-        is_demanded: true,
-    });
-    let peers = TcpPeers::connect(connect)?;
-    config.local_pages = setup.local_pages;
-    let failed = Box::new(move |failure: fabric_sharing::Failure, _| {
+    let bytes = u64::from(setup.blocks) * BLOCK_BYTES;
+    let memory = Arc::new(GuestMemory::new(usize::try_from(bytes)?)?);
+    let membership = Membership {
+        me: setup.me,
+        vm: VM,
+        secret: setup.secret,
+        table,
+        ranges: std::iter::once(0..bytes).collect(),
+        merge_tables: false,
+        rdma: setup.rdma.map(|_| Settings::default()),
+    };
+    let failed = move |error: SharingError| {
         // Threads that wait for a page would wait for ever.
-        eprintln!("node {}: {}", setup.me, fabric_host::describe(&failure));
+        eprintln!("node {}: {error}", setup.me);
         std::process::exit(1);
-    });
-    let shared = SharedMemory::start(config, memory, peers, failed)?;
-    let view = View::new(shared.memory());
+    };
+    // No vCPUs use the connections of these.
+    let (shared, _links) =
+        SharedGuest::start(membership, listeners, Arc::clone(&memory), None, failed)?;
+    let view = View::new(&memory);
     say(&mut output, &Answer::Done)?;
     loop {
         let answer = match hear(&mut input)? {
-            Command::Connect { .. } => bail!("the nodes are connected"),
+            Command::Connect(_) => bail!("the nodes are connected"),
             Command::Touch { pages, write } => Answer::Times(touch(&view, pages, write)?),
             Command::Sum(pages) => {
                 let words = (0..WORDS).flat_map(|word| pages.iter().map(move |page| (page, word)));
@@ -118,7 +98,7 @@ fn run() -> Result<()> {
     }
 }
 
-fn counters(shared: &SharedMemory) -> Result<Counters> {
+fn counters(shared: &SharedGuest) -> Result<Counters> {
     let stats = shared.stats();
     Ok(Counters {
         transfers: stats.from_member.get(),

@@ -1,12 +1,14 @@
 //! The processes of the benchmark.
 
 use std::io::{BufReader, Write as _};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, ChildStdin, Command as Process, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use crossbeam_channel::{Receiver, bounded};
+use memory_fabric::BLOCK_BYTES;
+use memory_fabric::compute::{ComputeTable, VmSecret, member};
 
 use super::protocol::{Answer, Command, Setup, hear, say};
 
@@ -31,54 +33,62 @@ struct Node {
 /// Nodes that share a memory. They end with this value.
 pub(super) struct Nodes(Vec<Node>);
 
+/// A memory that nodes share.
+#[derive(Clone, Debug)]
+pub(super) struct Shared {
+    /// Its size, blocks of 2 MiB.
+    pub(super) blocks: u32,
+    /// What each node lends of it.
+    pub(super) lent_bytes: Vec<u64>,
+    pub(super) carrier: Carrier,
+}
+
+impl Shared {
+    /// A memory for which each of the nodes lends enough alone, so that nothing is evicted, and whose
+    /// blocks have their homes on the nodes in turns.
+    pub(super) fn whole(nodes: u8, blocks: usize, carrier: Carrier) -> Result<Self> {
+        let blocks = u32::try_from(blocks.next_multiple_of(nodes.into()))?;
+        let lent = u64::from(blocks) * BLOCK_BYTES;
+        Ok(Self {
+            blocks,
+            lent_bytes: vec![lent; nodes.into()],
+            carrier,
+        })
+    }
+}
+
 impl Nodes {
     /// Starts the processes, and connects them.
-    pub(super) fn start(
-        nodes: u8,
-        blocks: u32,
-        local_pages: usize,
-        carrier: Carrier,
-    ) -> Result<Self> {
-        let tls = carrier == Carrier::Tls;
-        let rdma = match carrier {
+    pub(super) fn start(shared: &Shared) -> Result<Self> {
+        let rdma = match shared.carrier {
             Carrier::Rdma(address) => Some(address),
             Carrier::Tcp | Carrier::Tls => None,
         };
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret)
+        let mut secret = VmSecret([0; 32]);
+        getrandom::fill(&mut secret.0)
             .map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
         let mut started = Self(Vec::new());
-        let (mut addresses, mut certificates) = (Vec::new(), Vec::new());
-        for me in 0..nodes {
+        for me in 0..u8::try_from(shared.lent_bytes.len())? {
             let setup = Setup {
                 me,
-                nodes,
-                blocks,
-                local_pages,
+                blocks: shared.blocks,
                 secret,
-                tls,
+                tls: shared.carrier == Carrier::Tls,
                 rdma,
             };
             let mut node = Node::start()?;
             say(&mut node.input, &setup)?;
             started.0.push(node);
         }
-        for node in &mut started.0 {
+        let address = rdma.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let mut table = Vec::new();
+        for (node, lent) in started.0.iter_mut().zip(&shared.lent_bytes) {
             match node.answer()? {
-                Answer::Listening(address) => addresses.push(address),
+                Answer::Ports(ports) => table.push(member(address, ports, *lent)),
                 other => bail!("a node began with {other:?}"),
             }
-            if tls {
-                match node.answer()? {
-                    Answer::Certificate(certificate) => certificates.push(certificate),
-                    other => bail!("a node continued with {other:?}"),
-                }
-            }
         }
-        started.all(&Command::Connect {
-            addresses,
-            certificates,
-        })?;
+        started.all(&Command::Connect(ComputeTable(table)))?;
         Ok(started)
     }
 

@@ -4,20 +4,18 @@ use std::io::{BufRead, Write};
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
+use memory_fabric::compute::{ComputePorts, ComputeTable, VmSecret};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The first line to a node.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Setup {
-    /// The node's place among `nodes`.
+    /// The node's place among all.
     pub(super) me: u8,
-    pub(super) nodes: u8,
     /// Size of the shared memory, blocks of 2 MiB.
     pub(super) blocks: u32,
-    /// Pages that may have bytes on one node.
-    pub(super) local_pages: usize,
     /// Lets the nodes recognise each other.
-    pub(super) secret: [u8; 32],
+    pub(super) secret: VmSecret,
     /// Whether connections are under TLS.
     pub(super) tls: bool,
     /// The address of the RDMA device by which memory travels; `None` for TCP.
@@ -82,11 +80,8 @@ impl Work {
 /// What a node is asked to do.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum Command {
-    /// Connect to the nodes at these addresses, which have these certificates under TLS.
-    Connect {
-        addresses: Vec<SocketAddr>,
-        certificates: Vec<[u8; 32]>,
-    },
+    /// Connect to these nodes.
+    Connect(ComputeTable),
     /// Read or write a word of each page.
     Touch { pages: Pages, write: bool },
     /// Add the counters of these pages.
@@ -123,10 +118,10 @@ pub(super) struct Counters {
 /// What a node answers.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum Answer {
-    /// It listens at this address.
+    /// Where other nodes connect to it.
+    Ports(ComputePorts),
+    /// Where it answers bare exchanges.
     Listening(SocketAddr),
-    /// SHA-256 of its certificate, under TLS.
-    Certificate([u8; 32]),
     /// It did what was asked.
     Done,
     /// Nanoseconds of each access.
