@@ -72,6 +72,10 @@ pub struct BenchCoherenceConfig {
     #[arg(long)]
     pub tls: bool,
 
+    /// Measure pages that one node keeps at a donor as well
+    #[arg(long)]
+    pub donor: bool,
+
     /// tcp, or rdma by a device of this host; auto, hybrid, udp and loopback are for donors
     #[arg(
         long,

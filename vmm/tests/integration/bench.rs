@@ -131,6 +131,23 @@ fn three_processes_share_a_memory_and_count_exactly() {
         assert_eq!(moved > 0.0, work["name"] != "private", "{result}");
     }
     assert_eq!((work.len(), &result["wrong_sums"]), (6, &Value::from(0)));
+    assert_eq!(result["donor"], Value::from(Vec::<Value>::new()));
+}
+
+#[test]
+fn pages_at_a_donor_reach_two_nodes_and_are_right() {
+    let result = bench(&["coherence", "--seconds", "1", "--donor"]);
+    let donor = result["donor"].as_array().expect("a list");
+    assert_eq!(donor.len(), 2, "{result}");
+    for fetch in donor {
+        for key in ["/ratio_p50", "/floor_us/p50", "/latency_us/p50"] {
+            let number = fetch.pointer(key).and_then(Value::as_f64);
+            assert!(number > Some(0.0), "{key}: {result}");
+        }
+    }
+    // Each node reads a block in each of five rounds.
+    assert_eq!(result["verified_bytes"], 2 * 5 * (2_u64 << 20), "{result}");
+    assert_eq!(result["corrupt_bytes"], 0, "{result}");
 }
 
 #[test]

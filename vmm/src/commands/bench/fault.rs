@@ -10,8 +10,8 @@ use fabric_transport::stream::Carrier;
 use memory_fabric::NodeIds;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, OnLostMemory,
-    SPIN_DEFAULT, Sealing, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
+    OnLostMemory, SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -193,6 +193,19 @@ fn carrier(config: &BenchFaultConfig, members: Option<&Members>) -> Carrier {
     }
 }
 
+/// A donor of this process, on loopback over TCP.
+pub(super) fn donor(memory_bytes: u64) -> DonorConfig {
+    DonorConfig {
+        credentials: None,
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes,
+        lease_duration_max: Duration::from_secs(120),
+        spin: SPIN_DEFAULT,
+        rdma: DeviceChoice::None,
+        allow: None,
+    }
+}
+
 pub(super) fn start_donors(
     config: &BenchFaultConfig,
     members: Option<&Members>,
@@ -202,26 +215,16 @@ pub(super) fn start_donors(
     let memory_bytes = share.next_multiple_of(PAGE_SIZE as u64) + PAGE_SIZE as u64;
     let donor = DonorConfig {
         credentials: members.map(|members| Arc::clone(&members.node)),
-        listen: ([127, 0, 0, 1], 0).into(),
-        memory_bytes,
-        lease_duration_max: Duration::from_secs(120),
-        spin: SPIN_DEFAULT,
-        rdma: DeviceChoice::None,
-        allow: None,
+        ..donor(memory_bytes)
     };
     (0..config.donors)
         .map(|_| Ok(Donor::start(&donor)?))
         .collect()
 }
 
-pub(super) fn start_fabric(
-    config: &BenchFaultConfig,
-    donors: &[Donor],
-    members: Option<&Members>,
-    seal: Sealing,
-) -> Result<Fabric> {
-    let pages = u32::try_from(config.memory.bytes() / PAGE_SIZE as u64).context("--memory")?;
-    let observer: FabricObserver = Arc::new(|event| {
+/// Ends the process when memory is lost.
+pub(super) fn observer() -> FabricObserver {
+    Arc::new(|event| {
         let reason = match event {
             FabricEvent::Failed(reason) => format!("the pager failed: {reason}"),
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
@@ -237,48 +240,69 @@ pub(super) fn start_fabric(
         // Threads wait for pages that will never arrive.
         logging::report_failure(ExitCode::HostError, &reason);
         forced_end::at_once(ExitCode::HostError);
+    })
+}
+
+/// The memory of a VM of which a part may be local, and the rest is at donors, over TCP.
+pub(super) fn plain(
+    memory_bytes: u64,
+    local_bytes: u64,
+    donors: Vec<DonorAddress>,
+) -> Result<FabricConfig> {
+    let pages = u32::try_from(memory_bytes / PAGE_SIZE as u64).context("--memory")?;
+    Ok(FabricConfig {
+        vm: "bench".to_owned(),
+        // The loopback slab counts as a donor.
+        nodes: NodeIds::in_order(donors.len().max(1)),
+        ram: vec![PageRange::new(PageIndex::new(0), pages)],
+        local_bytes,
+        local_use: LocalUse::Cache,
+        donors,
+        replicated: false,
+        transport: TransportKind::Tcp,
+        rdma: Arc::default(),
+        credentials: None,
+        checksum: false,
+        seal: Sealing::Off,
+        compression: Compression::Auto,
+        grace: Duration::from_secs(5),
+        on_lost_memory: OnLostMemory::End,
+        prefetch: true,
+        record: false,
+        replay: Vec::new(),
+        spin: SPIN_DEFAULT,
+        huge_pages: false,
+        hotplug: None,
+    })
+}
+
+pub(super) fn start_fabric(
+    config: &BenchFaultConfig,
+    donors: &[Donor],
+    members: Option<&Members>,
+    seal: Sealing,
+) -> Result<Fabric> {
+    let donors = donors.iter().map(|donor| DonorAddress {
+        name: members.map(|members| members.node_name.clone()),
+        address: donor.address(),
+        fingerprint: None,
+        zone: None,
+        bytes: None,
     });
-    let fabric = Fabric::start(
-        &FabricConfig {
-            vm: "bench".to_owned(),
-            // The loopback slab counts as a donor.
-            nodes: NodeIds::in_order(donors.len().max(1)),
-            ram: vec![PageRange::new(PageIndex::new(0), pages)],
-            local_bytes: config.local_memory.bytes(),
-            local_use: LocalUse::Cache,
-            donors: donors
-                .iter()
-                .map(|donor| DonorAddress {
-                    name: members.map(|members| members.node_name.clone()),
-                    address: donor.address(),
-                    fingerprint: None,
-                    zone: None,
-                    bytes: None,
-                })
-                .collect(),
-            replicated: false,
-            transport: match config.transport {
-                TransportKind::Loopback => TransportKind::Loopback,
-                TransportKind::Udp => TransportKind::Udp,
-                _ => TransportKind::Tcp,
-            },
-            rdma: Arc::default(),
-            credentials: members.map(|members| Arc::clone(&members.vm)),
-            checksum: config.checksum,
-            seal,
-            compression: config.compression,
-            grace: Duration::from_secs(5),
-            on_lost_memory: OnLostMemory::End,
-            prefetch: true,
-            record: false,
-            replay: Vec::new(),
-            spin: SPIN_DEFAULT,
-            huge_pages: false,
-            hotplug: None,
+    let (memory, local) = (config.memory.bytes(), config.local_memory.bytes());
+    let config = FabricConfig {
+        transport: match config.transport {
+            TransportKind::Loopback => TransportKind::Loopback,
+            TransportKind::Udp => TransportKind::Udp,
+            _ => TransportKind::Tcp,
         },
-        &observer,
-    )?;
-    Ok(fabric)
+        credentials: members.map(|members| Arc::clone(&members.vm)),
+        checksum: config.checksum,
+        seal,
+        compression: config.compression,
+        ..plain(memory, local, donors.collect())?
+    };
+    Ok(Fabric::start(&config, &observer())?)
 }
 
 /// The totals of all threads.

@@ -220,7 +220,7 @@ impl Handler<'_> {
 
 /// A connection to a donor that has one page.
 #[derive(Debug)]
-struct Source {
+pub(super) struct Source {
     control: ControlStream,
     grant: LeaseGrant,
     stream: Stream,
@@ -230,7 +230,7 @@ struct Source {
 }
 
 impl Source {
-    fn connect(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Self> {
+    pub(super) fn connect(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Self> {
         let (control, grant, stream) =
             attach(donor, carrier, PAGE_SIZE as u64, TrafficClass::Urgent)?;
         stream.set_nonblocking()?;
@@ -266,7 +266,7 @@ impl Source {
         Ok(())
     }
 
-    fn request(&mut self) -> Result<()> {
+    pub(super) fn request(&mut self) -> Result<()> {
         Self::send(&mut self.stream, &[IoSlice::new(&self.request)])
     }
 
@@ -284,7 +284,7 @@ impl Source {
     }
 
     /// Returns whether a page has come.
-    fn receive(&mut self, page: &mut PageBytes) -> Result<bool> {
+    pub(super) fn receive(&mut self, page: &mut PageBytes) -> Result<bool> {
         let is_here = self.has(HEADER_BYTES + PAGE_SIZE)?;
         if is_here {
             page.copy_from_slice(&self.answer[HEADER_BYTES..]);
@@ -293,7 +293,7 @@ impl Source {
         Ok(is_here)
     }
 
-    fn release(mut self) -> Result<()> {
+    pub(super) fn release(mut self) -> Result<()> {
         let token = self.grant.token;
         let _: LeaseStatus = self
             .control

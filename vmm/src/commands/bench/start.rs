@@ -1,14 +1,12 @@
 //! `ssi-hv bench start`: the cost of a guest with much memory.
 
 use std::fmt::Write as _;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use memory_fabric::donor::server::{Donor, DonorConfig};
-use memory_fabric::fabric::{Compression, SPIN_DEFAULT, Sealing, TransportKind};
+use memory_fabric::donor::server::Donor;
+use memory_fabric::fabric::{Compression, Sealing, TransportKind};
 use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::host;
@@ -16,10 +14,10 @@ use ssi_hv::progress::Progress;
 use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
 
-use super::fault::start_fabric;
+use super::fault::{self, start_fabric};
 use super::finish;
 use super::usage::Memory;
-use super::view::{View, WORDS_PER_PAGE, content};
+use super::view::View;
 use crate::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use crate::commands::Failure;
 
@@ -70,16 +68,7 @@ pub fn start(config: &BenchStartConfig) -> Result<ExitCode, Failure> {
 }
 
 fn measure(memory: ByteSize) -> Result<Started> {
-    let donor = Donor::start(&DonorConfig {
-        credentials: None,
-        listen: ([127, 0, 0, 1], 0).into(),
-        memory_bytes: memory.bytes(),
-        lease_duration_max: Duration::from_secs(120),
-        spin: SPIN_DEFAULT,
-        rdma: DeviceChoice::None,
-        allow: None,
-    })?;
-    let donors = [donor];
+    let donors = [Donor::start(&fault::donor(memory.bytes()))?];
     let config = BenchFaultConfig {
         memory,
         local_memory: LOCAL,
@@ -124,7 +113,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     };
     progress.say("touched one after another");
     for page in dense.clone() {
-        write(&view, page);
+        view.fill_page(page);
         step();
     }
     let (filled, dense_bytes) = (Memory::now()?, resident()?);
@@ -140,7 +129,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     let sparse = (0..SPARSE_PAGES).map(|index| index * stride + stride / 2);
     progress.say("touched far from each other");
     for page in sparse.clone() {
-        write(&view, page);
+        view.fill_page(page);
         step();
     }
     let (touched, sparse_bytes) = (Memory::now()?, resident()? - dense_bytes);
@@ -186,13 +175,6 @@ fn wait_until_measured(donor: &Donor) -> Result<()> {
         std::thread::yield_now();
     }
     Ok(())
-}
-
-fn write(view: &View, page: usize) {
-    for word in 0..WORDS_PER_PAGE {
-        view.word(page, word)
-            .store(content(page, word), Ordering::Relaxed);
-    }
 }
 
 fn table(result: &Started) -> String {

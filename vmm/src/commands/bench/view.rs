@@ -38,11 +38,13 @@ impl View {
     }
 
     pub(super) fn fill(&self) {
-        for page in 0..self.pages {
-            for word in 0..WORDS_PER_PAGE {
-                self.word(page, word)
-                    .store(content(page, word), Ordering::Relaxed);
-            }
+        (0..self.pages).for_each(|page| self.fill_page(page));
+    }
+
+    pub(super) fn fill_page(&self, page: usize) {
+        for word in 0..WORDS_PER_PAGE {
+            self.word(page, word)
+                .store(content(page, word), Ordering::Relaxed);
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Each node has one thread, as the engine has, which polls and never sleeps. The near one reads
 //! the fault, sends 16 bytes, and resolves the fault; the far one unmaps or protects its page, and
-//! answers with 16 bytes, or with a page more.
+//! answers with 16 bytes, or with a page more. A page that is at a donor comes from a connection to
+//! it, of the near node or of the far one.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,10 +14,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use fabric_host::slices::request_short_slices;
 use fabric_pages::uffd::{EventBuffer, Protection, Uffd};
+use fabric_transport::stream::Carrier;
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SIZE, PageBytes, PageIndex};
 
 use super::protocol::Exchange;
+use crate::commands::bench::floor::Source;
 use crate::commands::bench::view::View;
 
 /// Pages that one measurement touches.
@@ -94,13 +97,13 @@ fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<()> {
 }
 
 /// Answers the exchanges of one connection after the other, until the program ends.
-pub(super) fn serve() -> Result<SocketAddr> {
+pub(super) fn serve(donor: Option<SocketAddr>) -> Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?;
     std::thread::Builder::new().spawn(move || {
         request_short_slices();
         for stream in listener.incoming().flatten() {
-            if let Err(error) = answer(stream) {
+            if let Err(error) = answer(stream, donor) {
                 eprintln!("bare exchange: {error:#}");
             }
         }
@@ -108,17 +111,18 @@ pub(super) fn serve() -> Result<SocketAddr> {
     Ok(address)
 }
 
-fn answer(mut stream: TcpStream) -> Result<()> {
+fn answer(mut stream: TcpStream, donor: Option<SocketAddr>) -> Result<()> {
     stream.set_nodelay(true)?;
     let mut kind = [0];
     stream.read_exact(&mut kind)?;
     stream.set_nonblocking(true)?;
-    let bare = Bare::new()?;
     let what = match kind[0] {
         0 => Exchange::Write,
         1 => Exchange::Read,
-        _ => Exchange::Upgrade,
+        2 => Exchange::Upgrade,
+        _ => return relay(stream, donor.context("no donor for a bare exchange")?),
     };
+    let bare = Bare::new()?;
     bare.fill(match what {
         Exchange::Upgrade => Protection::WriteProtected,
         _ => Protection::Writable,
@@ -147,9 +151,58 @@ fn answer(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
+/// Fetches a page from the donor for each request.
+fn relay(mut stream: TcpStream, donor: SocketAddr) -> Result<()> {
+    let mut source = Source::connect(donor, &Carrier::Tcp, false)?;
+    let running = AtomicBool::new(false);
+    write_all(&mut stream, &[0; MESSAGE])?;
+    let mut request = [0; MESSAGE];
+    let mut message = [0; MESSAGE + PAGE_SIZE];
+    while read_all(&mut stream, &mut request, &running)? {
+        fetch(&mut source, page_of(&mut message), &running)?;
+        write_all(&mut stream, &message)?;
+    }
+    source.release()
+}
+
+/// Fetches the page of a donor.
+fn fetch(source: &mut Source, page: &mut PageBytes, stop: &AtomicBool) -> Result<()> {
+    source.request()?;
+    let started = Instant::now();
+    while !source.receive(page)? {
+        if stop.load(Ordering::Relaxed) || started.elapsed() > ANSWER_TIME_MAX {
+            bail!(
+                "no page from the donor within {} s",
+                ANSWER_TIME_MAX.as_secs()
+            );
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
 fn page_of(message: &mut [u8; MESSAGE + PAGE_SIZE]) -> &mut PageBytes {
     let (_, page) = message.split_at_mut(MESSAGE);
     page.try_into().expect("a page behind a message")
+}
+
+/// The other end of an exchange.
+enum Far {
+    Nothing,
+    Node(TcpStream),
+    Donor(Box<Source>),
+}
+
+impl Far {
+    /// Connects to a node for one kind of exchanges.
+    fn node(far: SocketAddr, kind: u8) -> Result<Self> {
+        let mut stream = TcpStream::connect(far)?;
+        stream.set_nodelay(true)?;
+        stream.write_all(&[kind])?;
+        stream.read_exact(&mut [0; MESSAGE])?;
+        stream.set_nonblocking(true)?;
+        Ok(Self::Node(stream))
+    }
 }
 
 /// Measures accesses that are resolved with the far node's help.
@@ -158,26 +211,20 @@ pub(super) fn measure(far: SocketAddr, what: Exchange) -> Result<Vec<u64>> {
     if what == Exchange::Upgrade {
         bare.fill(Protection::WriteProtected)?;
     }
-    let mut stream = None;
-    if what != Exchange::Local {
-        let mut connected = TcpStream::connect(far)?;
-        connected.set_nodelay(true)?;
-        let kind = match what {
-            Exchange::Write => 0,
-            Exchange::Read => 1,
-            Exchange::Upgrade | Exchange::Local => 2,
-        };
-        connected.write_all(&[kind])?;
-        connected.read_exact(&mut [0; MESSAGE])?;
-        connected.set_nonblocking(true)?;
-        stream = Some(connected);
-    }
+    let far = match what {
+        Exchange::Write => Far::node(far, 0)?,
+        Exchange::Read => Far::node(far, 1)?,
+        Exchange::Upgrade => Far::node(far, 2)?,
+        Exchange::Relay => Far::node(far, 3)?,
+        Exchange::Fetch => Far::Donor(Box::new(Source::connect(far, &Carrier::Tcp, false)?)),
+        Exchange::Local => Far::Nothing,
+    };
     let stop = AtomicBool::new(false);
     let view = View::new(&bare.memory);
     std::thread::scope(|scope| {
         let handler = scope.spawn(|| {
             request_short_slices();
-            let result = resolve(&bare, what, stream, &stop);
+            let result = resolve(&bare, what, far, &stop);
             if result.is_err() {
                 // The thread that touches would wait for ever.
                 eprintln!("bare exchange: {result:?}");
@@ -187,7 +234,7 @@ pub(super) fn measure(far: SocketAddr, what: Exchange) -> Result<Vec<u64>> {
         let mut times = Vec::with_capacity(SAMPLES);
         for page in 0..SAMPLES {
             let started = Instant::now();
-            if what == Exchange::Read {
+            if matches!(what, Exchange::Read | Exchange::Relay | Exchange::Fetch) {
                 view.word(page, 0).load(Ordering::Relaxed);
             } else {
                 view.word(page, 0).store(1, Ordering::Relaxed);
@@ -201,12 +248,7 @@ pub(super) fn measure(far: SocketAddr, what: Exchange) -> Result<Vec<u64>> {
     })
 }
 
-fn resolve(
-    bare: &Bare,
-    what: Exchange,
-    mut stream: Option<TcpStream>,
-    stop: &AtomicBool,
-) -> Result<()> {
+fn resolve(bare: &Bare, what: Exchange, mut far: Far, stop: &AtomicBool) -> Result<()> {
     let mut events = EventBuffer::new(1);
     let mut faulted = None;
     let mut message = [0; MESSAGE + PAGE_SIZE];
@@ -219,22 +261,26 @@ fn resolve(
             continue;
         };
         let target = bare.memory.guest_page(page);
-        if let Some(stream) = &mut stream {
-            write_all(stream, &[0; MESSAGE])?;
-            let length = match what {
-                Exchange::Upgrade => MESSAGE,
-                _ => message.len(),
-            };
-            if !read_all(stream, &mut message[..length], stop)? {
-                bail!("the far node ended");
+        match &mut far {
+            Far::Nothing => {}
+            Far::Node(stream) => {
+                write_all(stream, &[0; MESSAGE])?;
+                let length = match what {
+                    Exchange::Upgrade => MESSAGE,
+                    _ => message.len(),
+                };
+                if !read_all(stream, &mut message[..length], stop)? {
+                    bail!("the far node ended");
+                }
             }
+            Far::Donor(source) => fetch(source, page_of(&mut message), stop)?,
         }
         match what {
             Exchange::Write => {
                 bare.uffd
                     .copy(target, page_of(&mut message), Protection::Writable)?
             }
-            Exchange::Read => {
+            Exchange::Read | Exchange::Relay | Exchange::Fetch => {
                 let page = page_of(&mut message);
                 bare.uffd.copy(target, page, Protection::WriteProtected)?;
             }
@@ -244,5 +290,8 @@ fn resolve(
             }
         }
     }
-    Ok(())
+    match far {
+        Far::Donor(source) => source.release(),
+        Far::Nothing | Far::Node(_) => Ok(()),
+    }
 }

@@ -1,5 +1,6 @@
 //! `ssi-hv bench coherence`: a memory that several processes of this machine share.
 
+mod donor;
 mod floor;
 mod node;
 mod nodes;
@@ -7,6 +8,7 @@ mod protocol;
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use memory_fabric::fabric::TransportKind;
@@ -25,6 +27,7 @@ use super::bed::Bed;
 use super::{ROUNDS, Series, finish, median, micros};
 use crate::cli::bench::BenchCoherenceConfig;
 use crate::commands::Failure;
+use donor::AtDonor;
 use floor::SAMPLES;
 pub use node::serve as node;
 use nodes::{Carrier, Nodes, Shared};
@@ -43,9 +46,14 @@ struct CoherenceBench {
     transactions: Vec<Transaction>,
     /// The same under TLS, each beside the one without.
     tls: Vec<Transaction>,
+    /// Reads of pages that node 0 keeps at a donor.
+    donor: Vec<Transaction>,
     work: Vec<Worked>,
     /// Sums of counters that were not what was added.
     wrong_sums: u32,
+    /// Of pages at the donor.
+    verified_bytes: u64,
+    corrupt_bytes: u64,
 }
 
 /// One kind of transaction beside its floor: that of first touches is the pager of a VM with one
@@ -82,7 +90,10 @@ struct Worked {
 pub fn coherence(config: &BenchCoherenceConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
     let result = measure(config)?;
-    let wrong = (result.wrong_sums.into(), "sums of counters");
+    let wrong = match result.corrupt_bytes {
+        0 => (result.wrong_sums.into(), "sums of counters"),
+        bytes => (bytes, "bytes"),
+    };
     finish(&result, config.json, table, wrong)
 }
 
@@ -137,8 +148,12 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         }
         false => None,
     };
+    let mut at_donor = match config.donor {
+        true => Some(AtDonor::start(config.nodes, carrier)?),
+        false => None,
+    };
     let mut under_tls: Vec<(Series, Series)> = KINDS.iter().map(|_| Default::default()).collect();
-    let Answer::Listening(far) = nodes.ask(1, &Command::FloorServe)? else {
+    let Answer::Listening(far) = nodes.ask(1, &Command::FloorServe(None))? else {
         bail!("node 1 serves no floor");
     };
     let mut series: Vec<(Series, Series)> = KINDS.iter().map(|_| Default::default()).collect();
@@ -178,6 +193,9 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
                 series.1.add(plain);
             }
         }
+        if let Some(at_donor) = &mut at_donor {
+            at_donor.round(round)?;
+        }
         progress.step();
     }
     drop(progress);
@@ -194,6 +212,14 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         }
         None => Vec::new(),
     };
+    let verified_bytes = at_donor
+        .as_ref()
+        .map_or(0, |measured| measured.verified_bytes);
+    let corrupt_bytes = at_donor
+        .as_ref()
+        .map_or(0, |measured| measured.corrupt_bytes);
+    // Its processes end before all others work.
+    let donor = at_donor.map_or_else(Vec::new, |measured| measured.transactions());
     let milliseconds = u64::from(config.seconds) * 1000 / (2 * Work::ALL.len() as u64);
     let mut work = Vec::new();
     for (place, what) in Work::ALL.into_iter().enumerate() {
@@ -208,14 +234,17 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         rounds: ROUNDS,
         transactions,
         tls,
+        donor,
         work,
         wrong_sums: u32::try_from(wrong_sums)?,
+        verified_bytes,
+        corrupt_bytes,
     })
 }
 
 /// Compares a series with its floor.
 fn compared(name: &'static str, (ours, floor): &(Series, Series)) -> Transaction {
-    let ratio = |of: fn(&Summary) -> std::time::Duration| {
+    let ratio = |of: fn(&Summary) -> Duration| {
         let rounds = ours.rounds.iter().zip(&floor.rounds);
         median(
             rounds
@@ -236,11 +265,15 @@ fn times(answer: Answer) -> Result<Histogram> {
     let Answer::Times(times) = answer else {
         bail!("a node measured nothing: {answer:?}");
     };
+    Ok(histogram(times))
+}
+
+fn histogram(nanoseconds: Vec<u64>) -> Histogram {
     let histogram = Histogram::new();
-    for time in times {
-        histogram.record(std::time::Duration::from_nanos(time));
+    for time in nanoseconds {
+        histogram.record(Duration::from_nanos(time));
     }
-    Ok(histogram)
+    histogram
 }
 
 /// Measures one round of the transactions, in the order of [`KINDS`].
@@ -382,6 +415,12 @@ fn table(result: &CoherenceBench) -> String {
     if !result.tls.is_empty() {
         text.push('\n');
         rows(&mut text, ["us, under TLS", "plain"], &result.tls);
+    }
+    if !result.donor.is_empty() {
+        text.push('\n');
+        rows(&mut text, ["us, page at a donor", "floor"], &result.donor);
+        let (verified, wrong) = (result.verified_bytes, result.corrupt_bytes);
+        let _ = writeln!(text, "{verified} bytes verified, {wrong} wrong");
     }
     let _ = writeln!(
         text,

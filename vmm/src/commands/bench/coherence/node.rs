@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::compute::{Listeners, Membership, SharedGuest, SharingError};
+use memory_fabric::fabric::{DonorAddress, Fabric};
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::rdma::Settings;
 use ssi_hv::exit::ExitCode;
 
 use super::floor;
-use super::protocol::{Answer, Command, Counters, Pages, Setup, Work, hear, say};
+use super::protocol::{Answer, Command, Counters, Pages, Setup, UsedDonor, Work, hear, say};
 use crate::commands::Failure;
-use crate::commands::bench::fault::next;
+use crate::commands::bench::fault::{self, next};
 use crate::commands::bench::usage::processor_time;
 use crate::commands::bench::view::View;
 
@@ -43,12 +44,18 @@ fn run() -> Result<()> {
         true => Listeners::secured(address, VM, setup.me)?,
         false => Listeners::bind(address)?,
     };
+    let bytes = u64::from(setup.blocks) * BLOCK_BYTES;
+    // Dropped after the memory that is shared, which uses its connections.
+    let fabric = setup.donor.map(|donor| lease(donor, bytes)).transpose()?;
     say(&mut output, &Answer::Ports(listeners.ports()?))?;
     let Command::Connect(table) = hear(&mut input)? else {
         bail!("the first command has to be the table of all nodes");
     };
-    let bytes = u64::from(setup.blocks) * BLOCK_BYTES;
-    let memory = Arc::new(GuestMemory::new(usize::try_from(bytes)?)?);
+    let memory = match &fabric {
+        Some(fabric) => Arc::clone(fabric.memory()),
+        None => Arc::new(GuestMemory::new(usize::try_from(bytes)?)?),
+    };
+    let depot = fabric.as_ref().and_then(Fabric::take_depot);
     let membership = Membership {
         me: setup.me,
         vm: VM,
@@ -65,13 +72,18 @@ fn run() -> Result<()> {
     };
     // No vCPUs use the connections of these.
     let (shared, _links) =
-        SharedGuest::start(membership, listeners, Arc::clone(&memory), None, failed)?;
+        SharedGuest::start(membership, listeners, Arc::clone(&memory), depot, failed)?;
     let view = View::new(&memory);
     say(&mut output, &Answer::Done)?;
     loop {
         let answer = match hear(&mut input)? {
             Command::Connect(_) => bail!("the nodes are connected"),
             Command::Touch { pages, write } => Answer::Times(touch(&view, pages, write)?),
+            Command::Fill(pages) => {
+                pages.iter().for_each(|page| view.fill_page(page));
+                Answer::Done
+            }
+            Command::Compare(pages) => compare(&view, pages)?,
             Command::Sum(pages) => {
                 let words = (0..WORDS).flat_map(|word| pages.iter().map(move |page| (page, word)));
                 let counters = words.map(|(page, word)| view.word(page, word));
@@ -86,7 +98,7 @@ fn run() -> Result<()> {
                 let time = Duration::from_millis(milliseconds);
                 Answer::Count(work(&view, what, first, setup.me.into(), time))
             }
-            Command::FloorServe => Answer::Listening(floor::serve()?),
+            Command::FloorServe(donor) => Answer::Listening(floor::serve(donor)?),
             Command::Floor { far, what } => Answer::Times(floor::measure(far, what)?),
             Command::Stats => Answer::Stats(counters(&shared)?),
             Command::End => {
@@ -96,6 +108,24 @@ fn run() -> Result<()> {
         };
         say(&mut output, &answer)?;
     }
+}
+
+/// Obtains a lease from a donor for a shared memory, as `ssi-hv run` does.
+fn lease(donor: UsedDonor, memory_bytes: u64) -> Result<Fabric> {
+    let address = DonorAddress {
+        name: None,
+        address: donor.address,
+        fingerprint: None,
+        zone: None,
+        bytes: Some(donor.lent_bytes),
+    };
+    let config = fault::plain(memory_bytes, donor.local_bytes, vec![address])?;
+    let elsewhere = memory_bytes.saturating_sub(donor.local_bytes + donor.lent_bytes);
+    Ok(Fabric::start_shared(
+        &config,
+        elsewhere,
+        &fault::observer(),
+    )?)
 }
 
 fn counters(shared: &SharedGuest) -> Result<Counters> {
@@ -108,6 +138,7 @@ fn counters(shared: &SharedGuest) -> Result<Counters> {
         invalidated: stats.invalidated.get(),
         holds: stats.holds.get(),
         early: stats.early.get(),
+        from_depot: stats.from_depot.get(),
         cpu_us: u64::try_from(processor_time()?.as_micros())?,
     })
 }
@@ -126,6 +157,22 @@ pub(super) fn touch(view: &View, pages: Pages, write: bool) -> Result<Vec<u64>> 
         times.push(u64::try_from(started.elapsed().as_nanos())?);
     }
     Ok(times)
+}
+
+/// Reads a word of each page, and compares its bytes when the time is taken.
+fn compare(view: &View, pages: Pages) -> Result<Answer> {
+    let mut times = Vec::with_capacity(pages.count);
+    let mut corrupt_bytes = 0;
+    for page in pages.iter() {
+        let started = Instant::now();
+        view.word(page, 0).load(Ordering::Relaxed);
+        times.push(u64::try_from(started.elapsed().as_nanos())?);
+        corrupt_bytes += view.corrupt_bytes(page);
+    }
+    Ok(Answer::Compared {
+        times,
+        corrupt_bytes,
+    })
 }
 
 /// Does a kind of work for some time. Returns the number of increments, or of pages that were read

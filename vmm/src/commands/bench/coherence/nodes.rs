@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, bounded};
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::compute::{ComputeTable, VmSecret, member};
 
-use super::protocol::{Answer, Command, Setup, hear, say};
+use super::protocol::{Answer, Command, Setup, UsedDonor, hear, say};
 
 /// Longest wait for a node's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
@@ -41,6 +41,8 @@ pub(super) struct Shared {
     /// What each node lends of it.
     pub(super) lent_bytes: Vec<u64>,
     pub(super) carrier: Carrier,
+    /// The donor of the first node, whose loan is in what that node lends.
+    pub(super) donor: Option<UsedDonor>,
 }
 
 impl Shared {
@@ -53,6 +55,7 @@ impl Shared {
             blocks,
             lent_bytes: vec![lent; nodes.into()],
             carrier,
+            donor: None,
         })
     }
 }
@@ -75,6 +78,7 @@ impl Nodes {
                 secret,
                 tls: shared.carrier == Carrier::Tls,
                 rdma,
+                donor: shared.donor.filter(|_| me == 0),
             };
             let mut node = Node::start()?;
             say(&mut node.input, &setup)?;

@@ -20,6 +20,18 @@ pub(super) struct Setup {
     pub(super) tls: bool,
     /// The address of the RDMA device by which memory travels; `None` for TCP.
     pub(super) rdma: Option<IpAddr>,
+    /// The donor of this node.
+    pub(super) donor: Option<UsedDonor>,
+}
+
+/// A donor that stores pages of a node.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) struct UsedDonor {
+    pub(super) address: SocketAddr,
+    /// What it lends.
+    pub(super) lent_bytes: u64,
+    /// What the node lends itself.
+    pub(super) local_bytes: u64,
 }
 
 /// Pages `first`, `first + step`, ..., `count` of them.
@@ -36,7 +48,7 @@ impl Pages {
     }
 }
 
-/// What a bare exchange has to do on the far node.
+/// What a bare exchange has to do on the far end.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) enum Exchange {
     /// Unmap the page, and send it.
@@ -45,6 +57,10 @@ pub(super) enum Exchange {
     Read,
     /// Unmap the page.
     Upgrade,
+    /// Fetch the page from the donor, and send it.
+    Relay,
+    /// Send the page, as a donor does: the far end is one.
+    Fetch,
     /// Nothing: no other node takes part.
     Local,
 }
@@ -84,6 +100,10 @@ pub(super) enum Command {
     Connect(ComputeTable),
     /// Read or write a word of each page.
     Touch { pages: Pages, write: bool },
+    /// Fill pages with what is compared later.
+    Fill(Pages),
+    /// Read each page, and compare it.
+    Compare(Pages),
     /// Add the counters of these pages.
     Sum(Pages),
     /// Work for some milliseconds on the memory from this page on.
@@ -92,9 +112,9 @@ pub(super) enum Command {
         first: usize,
         milliseconds: u64,
     },
-    /// Answer bare exchanges.
-    FloorServe,
-    /// Measure bare exchanges with the node at this address.
+    /// Answer bare exchanges, with the help of this donor.
+    FloorServe(Option<SocketAddr>),
+    /// Measure bare exchanges with the node or the donor at this address.
     Floor { far: SocketAddr, what: Exchange },
     /// Counters of the engine, and CPU time.
     Stats,
@@ -112,6 +132,7 @@ pub(super) struct Counters {
     pub(super) invalidated: u64,
     pub(super) holds: u64,
     pub(super) early: u64,
+    pub(super) from_depot: u64,
     pub(super) cpu_us: u64,
 }
 
@@ -126,6 +147,8 @@ pub(super) enum Answer {
     Done,
     /// Nanoseconds of each access.
     Times(Vec<u64>),
+    /// The same, and the number of bytes that were wrong.
+    Compared { times: Vec<u64>, corrupt_bytes: u64 },
     /// A sum, or what was done.
     Count(u64),
     /// Its counters.
