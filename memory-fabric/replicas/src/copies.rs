@@ -119,6 +119,8 @@ struct Loan {
     lost: bool,
     /// Whether that is because it was to leave.
     left: bool,
+    /// Whether all of its copies have moved, and it is about to leave.
+    emptied: bool,
 }
 
 impl Loan {
@@ -148,9 +150,12 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// Returns whether a donor gets no copy, from the start of its drain until it has left, or the
+    /// drain is given up.
     fn is_leaving(&self, donor: u8) -> bool {
         let leaving = self.leaving.as_ref();
         leaving.is_some_and(|leaving| leaving.donor == donor)
+            || self.loans[usize::from(donor)].emptied
     }
 }
 
@@ -212,6 +217,7 @@ impl Copies {
             spare: Vec::new(),
             lost: false,
             left: false,
+            emptied: false,
         });
         let ledger = Ledger {
             loans: loans.collect(),

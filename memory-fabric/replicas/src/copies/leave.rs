@@ -79,6 +79,7 @@ impl Copies {
             return Err(LeaveError::Out);
         }
         self.reclaim(&mut ledger);
+        ledger.loans[usize::from(donor)].emptied = false;
         // No place is taken there from here on.
         ledger.leaving = Some(Leaving {
             donor,
@@ -214,10 +215,11 @@ impl Copies {
             for unmoved in moves.into_iter().rev() {
                 ledger.give_back(unmoved.to);
             }
-            // One without copies is about to leave.
             if stayed > 0 {
                 self.vacate(&mut ledger, vacated);
             }
+            // A repair must not choose it before it has left.
+            ledger.loans[usize::from(donor)].emptied = stayed == 0;
         }
         // Copies that stayed are repaired again.
         self.note_change();

@@ -142,6 +142,40 @@ fn every_copy_of_a_leaving_donor_moves_to_one_without_the_other_copy() {
 }
 
 #[test]
+fn a_donor_gets_no_copy_between_the_last_move_and_its_end() {
+    let copies = copies(&[4, 4, 4, 4], 4);
+    let held = copies.blocks_at(0);
+    assert_eq!(copies.leave(0), Ok(held));
+    assert_eq!(move_all(&copies), (held, 0));
+    // Another donor is lost before the first one has left, which has the most room.
+    assert_eq!(copies.exclude(1), Ok(true));
+    copies.lose(1);
+    let mut from = 0;
+    while let Some(repair) = copies.begin_repair(from) {
+        assert_ne!(repair.to.donor, 0);
+        from = repair.block;
+        assert!(copies.end_repair(&repair));
+    }
+    // Nor does a copy of another donor that is drained.
+    if copies.leave(2).is_ok() {
+        move_with_what_is_left(&copies);
+    }
+    assert_eq!(copies.blocks_at(0), 0);
+    assert!(copies.retire(0));
+}
+
+#[test]
+fn a_donor_without_copies_that_did_not_leave_can_be_drained_again() {
+    let copies = copies(&[4, 4, 4], 4);
+    let held = copies.blocks_at(0);
+    assert_eq!(copies.leave(0), Ok(held));
+    assert_eq!(move_all(&copies), (held, 0));
+    assert_eq!(copies.leave(0), Ok(0));
+    assert_eq!(move_all(&copies), (0, 0));
+    assert!(copies.retire(0));
+}
+
+#[test]
 fn a_donor_whose_copies_find_no_room_stays_and_no_slot_is_taken() {
     let copies = copies(&[4, 4, 1], 4);
     let held = copies.blocks_at(0);
