@@ -153,7 +153,7 @@ fn a_vm_is_looked_at_while_it_pages() {
         assert!(found.is_some_and(|us| us > 0.0), "{pointer} in {first}");
     }
 
-    // A page that leaves while the map is made, and comes to a block that is looked at later, counts twice.
+    // Blocks are looked at in turn: a page that has left since counts, and so does one that came.
     let heat = until(|| {
         let heat = place.json(&["status", &vm.pid(), "--json", "--heat"]);
         let here = sum(&heat, "resident") + sum(&heat, "leaving");

@@ -99,8 +99,8 @@ fn number_of(message: &PeerMessage, page: Option<&PageBytes>) -> u64 {
     number
 }
 
-/// Repeats an attempt with more time for the nodes to start, until it ends for another reason than that
-/// it had too little. What is to fail waits for all of that time.
+/// Repeats an attempt with more time for the nodes to start, until it ends for another reason than
+/// that it had too little. What is to fail waits for all of that time.
 fn with_time<T>(attempt: impl Fn(Duration) -> Option<T>) -> T {
     let times = [1, 4, 16, 64].map(Duration::from_secs);
     let ended = times.into_iter().find_map(attempt);
