@@ -34,7 +34,9 @@ fn status_while_running(context: &Context<'_>) -> Result {
     let deadline = Instant::now() + GUEST_DEADLINE;
     let first = loop {
         let now = status(here, &["looked-at"])?;
-        if number(&now, "/vms/0/faults/remote/count")? >= FAULTS_MIN {
+        // Each is read at its own time.
+        let of_donor = number(&now, "/vms/0/nodes/1/faults/count")?;
+        if number(&now, "/vms/0/faults/remote/count")?.min(of_donor) >= FAULTS_MIN {
             break now;
         }
         ensure!(Instant::now() < deadline, "no remote faults: {now}");
@@ -46,17 +48,27 @@ fn status_while_running(context: &Context<'_>) -> Result {
             <= number(&first, "/vms/0/memory/cache_bytes")?,
         "more is cached than may be: {first}"
     );
-    ensure!(
-        number(&first, "/vms/0/nodes/1/faults/count")? >= FAULTS_MIN,
-        "the donor's faults: {first}"
-    );
     let link = &first["vms"][0]["nodes"][1]["link"];
     ensure!(
         link["reachable"] == true && link["round_trip_us"].as_f64().is_some_and(|us| us > 0.0),
         "link: {link}"
     );
 
-    let heat = status(here, &["--heat"])?;
+    // Pages that move while the map is made may be counted twice: many, if its maker has to wait.
+    let cache = number(&first, "/vms/0/memory/cache_bytes")? / 4096;
+    let inside =
+        |heat: &Value| sum(heat, "resident") + sum(heat, "leaving") + sum(heat, "arriving");
+    let heat = loop {
+        let heat = status(here, &["--heat"])?;
+        if inside(&heat) <= cache + cache / 8 {
+            break heat;
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{} pages here, with a cache of {cache}",
+            inside(&heat)
+        );
+    };
     let heat_of = |key: &str| sum(&heat, key);
     ensure!(
         heat_of("looked_at") == PAGES,
@@ -66,11 +78,9 @@ fn status_while_running(context: &Context<'_>) -> Result {
     let parts = ["resident", "leaving", "arriving", "remote", "untouched"];
     let all: u64 = parts.iter().map(|key| heat_of(key)).sum();
     ensure!(all == PAGES, "{all} pages in all");
-    let inside = heat_of("resident") + heat_of("leaving") + heat_of("arriving");
-    let cache = number(&heat, "/vms/0/memory/cache_bytes")? / 4096;
-    // Pages that move while the map is made may be counted twice.
+    let inside = inside(&heat);
     ensure!(
-        inside > cache / 2 && inside <= cache + cache / 8,
+        inside > cache / 2,
         "{inside} pages here, with a cache of {cache}"
     );
     ensure!(heat_of("remote") > 0, "nothing is remote");
