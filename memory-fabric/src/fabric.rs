@@ -176,8 +176,8 @@ impl Fabric {
         let loans: Vec<Loan> = if config.replicated && !lent.is_empty() {
             let lent = lent.iter().map(|(_, bytes)| *bytes);
             let (placement, slots) = replicas::place(config, guest_bytes, lent)?;
-            nodes = Nodes::replicated(donors);
-            homes = homes.with_replicas(donors, donors.len());
+            nodes = Nodes::replicated(donors, &ids.joiners);
+            homes = homes.with_replicas(donors, nodes.all().len());
             replicas = Some(replicas::set(
                 &placement,
                 &slots,

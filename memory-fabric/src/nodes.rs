@@ -5,6 +5,7 @@
 //! kept in that order. The home table has the link to each home.
 
 use crate::homes::NodeId;
+use std::ops::Range;
 
 /// The node of each link.
 #[derive(Clone, Debug)]
@@ -12,7 +13,7 @@ pub(crate) struct Nodes {
     all: Box<[NodeId]>,
     /// Number of links of the guest's start.
     fixed: usize,
-    /// Whether one more link leads to the replicated memory of all donors of the start.
+    /// Whether one more link leads to the replicated memory of all donors.
     is_replicated: bool,
 }
 
@@ -27,11 +28,12 @@ impl Nodes {
         }
     }
 
-    /// The same for donors that hold replicated memory, which no donor joins.
-    pub fn replicated(donors: &[NodeId]) -> Self {
+    /// The same for donors that hold replicated memory: as many can join as it can have besides.
+    pub fn replicated(donors: &[NodeId], joiners: &[NodeId]) -> Self {
+        let room = fabric_replicas::DONORS_MAX.saturating_sub(donors.len());
         Self {
             is_replicated: true,
-            ..Self::new(donors, &[])
+            ..Self::new(donors, &joiners[..joiners.len().min(room)])
         }
     }
 
@@ -40,7 +42,8 @@ impl Nodes {
         &self.all
     }
 
-    /// Returns the number of links, including those for donors that can join.
+    /// Returns the number of links, including those for donors that can join, and to replicated
+    /// memory, which is the last one.
     pub fn links(&self) -> usize {
         self.all.len() + usize::from(self.is_replicated)
     }
@@ -48,6 +51,11 @@ impl Nodes {
     /// Returns the number of donors that can join.
     pub fn joiners(&self) -> usize {
         self.all.len() - self.fixed
+    }
+
+    /// Returns the links to donors that can join.
+    pub fn joiner_links(&self) -> Range<usize> {
+        self.fixed..self.all.len()
     }
 
     /// Returns the link to a node.
@@ -63,5 +71,20 @@ impl Nodes {
     /// Returns the node of a link.
     pub fn node_at(&self, link: usize) -> NodeId {
         self.all[link]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicated_memory_has_the_last_link_and_no_more_donors_than_it_can_have() {
+        let ids: Vec<NodeId> = (0..80).map(NodeId).collect();
+        let nodes = Nodes::replicated(&ids[..2], &ids[2..10]);
+        assert_eq!((nodes.joiner_links(), nodes.links()), (2..10, 11));
+        let most = fabric_replicas::DONORS_MAX;
+        let nodes = Nodes::replicated(&ids[..most - 3], &ids[most - 3..most + 5]);
+        assert_eq!((nodes.all().len(), nodes.joiners()), (most, 3));
     }
 }

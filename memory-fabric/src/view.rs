@@ -314,7 +314,7 @@ impl FabricView {
         let set = self.vm.replicas.as_ref()?;
         let copies = set.copies();
         let donors = (0..=u8::MAX).zip(self.vm.nodes.all());
-        let is_out = |donor: u8| copies.is_out(donor) && !copies.has_left(donor);
+        let is_out = |donor: u8| copies.is_out(donor) && copies.is_member(donor);
         let out = donors.filter(|(donor, _)| is_out(*donor));
         Some(ReplicaSummary {
             bytes: u64::from(copies.blocks()) * BLOCK_BYTES,

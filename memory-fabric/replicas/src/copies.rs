@@ -14,6 +14,9 @@
 //!        (donor leaves) --> valid, in another place; see [`leave`]
 //! ```
 //!
+//! A donor that joins while the guest runs is one that is out, and returns with an empty loan; see
+//! [`join`].
+//!
 //! **No wrong byte.** Three threads read: fault thread, prefetcher and evictor (for repairs). Only
 //! the evictor writes. A write-back that completes without a donor completes after that donor is
 //! out. A thread that requests a page holds it, so that no write-back of it is in progress, and it
@@ -23,14 +26,16 @@
 //! An answer of a donor that went out after the request is valid as well: the page is held, so the
 //! bytes there are those of the last write-back.
 
+mod join;
 mod leave;
 mod room;
 mod vacated;
 
 use crate::placement::Place;
+use join::Standing;
 use leave::Leaving;
 pub use leave::{LeaveError, NextMove};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use vacated::Noted;
 use vacated::{Epochs, Kept};
@@ -115,12 +120,7 @@ struct Loan {
     slots: u32,
     /// Slots below `used` that hold nothing any more, but bytes that were copied there.
     spare: Vec<u32>,
-    /// Whether the donor will not return.
-    lost: bool,
-    /// Whether that is because it was to leave.
-    left: bool,
-    /// Whether all of its copies have moved, and it is about to leave.
-    emptied: bool,
+    standing: Standing,
 }
 
 impl Loan {
@@ -150,12 +150,16 @@ struct Ledger {
 }
 
 impl Ledger {
+    fn standing(&self, donor: u8) -> Standing {
+        self.loans[usize::from(donor)].standing
+    }
+
     /// Returns whether a donor gets no copy, from the start of its drain until it has left, or the
     /// drain is given up.
     fn is_leaving(&self, donor: u8) -> bool {
         let leaving = self.leaving.as_ref();
         leaving.is_some_and(|leaving| leaving.donor == donor)
-            || self.loans[usize::from(donor)].emptied
+            || self.standing(donor) == Standing::Emptied
     }
 }
 
@@ -163,8 +167,8 @@ impl Ledger {
 #[derive(Debug)]
 pub struct Copies {
     words: Box<[AtomicU64]>,
-    /// For each donor, its zone.
-    zones: Box<[u8]>,
+    /// For each donor, its zone. Changes with the ledger, when a donor joins.
+    zones: Box<[AtomicU8]>,
     /// For each donor, whether it is out.
     out: Box<[AtomicBool]>,
     /// Number of changes of donors.
@@ -215,9 +219,7 @@ impl Copies {
             used,
             slots,
             spare: Vec::new(),
-            lost: false,
-            left: false,
-            emptied: false,
+            standing: Standing::Member,
         });
         let ledger = Ledger {
             loans: loans.collect(),
@@ -226,7 +228,7 @@ impl Copies {
         };
         Self {
             words: words.map(AtomicU64::new).collect(),
-            zones: zones.into(),
+            zones: zones.iter().copied().map(AtomicU8::new).collect(),
             out: slots.iter().map(|_| AtomicBool::new(false)).collect(),
             changes: AtomicU32::new(0),
             epochs: Epochs::default(),
@@ -258,7 +260,7 @@ impl Copies {
         self.changes.load(Ordering::Acquire)
     }
 
-    fn note_change(&self) {
+    pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
@@ -330,24 +332,32 @@ impl Copies {
 
     /// Records that a donor that is out will not return, so that its copies get other places.
     pub fn lose(&self, donor: u8) {
-        self.lock().loans[usize::from(donor)].lost = true;
+        let mut ledger = self.lock();
+        let standing = &mut ledger.loans[usize::from(donor)].standing;
+        if *standing != Standing::Absent {
+            *standing = Standing::Lost;
+        }
         self.note_change();
     }
 
     /// Returns whether a donor will not return.
     #[must_use]
     pub fn is_lost(&self, donor: u8) -> bool {
-        self.lock().loans[usize::from(donor)].lost
+        matches!(
+            self.lock().standing(donor),
+            Standing::Lost | Standing::Absent
+        )
     }
 
     /// Uses a donor again that was out: all its copies are stale, until they are filled. The caller
     /// repairs, and has no request to this donor outstanding. Returns false if it is lost, or is
     /// not out.
     pub fn readmit(&self, donor: u8) -> bool {
-        let ledger = self.lock();
-        if ledger.loans[usize::from(donor)].lost || !self.is_out(donor) {
+        let mut ledger = self.lock();
+        if !ledger.standing(donor).may_be_used() || !self.is_out(donor) {
             return false;
         }
+        ledger.loans[usize::from(donor)].standing.use_again();
         for block in 0..self.blocks() {
             let copies = self.of(block);
             let stale = copies.map(|mut copy| {
@@ -380,7 +390,7 @@ impl Copies {
                 if self.is_valid(copies[at]) || !self.is_valid(copies[other]) {
                     continue;
                 }
-                if ledger.loans[usize::from(donor)].lost {
+                if ledger.standing(donor) == Standing::Lost {
                     let other = copies[other].place.donor;
                     let free = self.free_place(&mut ledger, other);
                     // A block without a second copy comes before one that moves.

@@ -18,6 +18,6 @@ pub mod transport;
 pub use copies::{Copies, DONORS_MAX, LeaveError};
 pub use placement::{Place, Placement, capacity, zones};
 pub use set::{
-    LeaveEvent, LeaveObserver, Loss, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic,
+    LeaveEvent, LeaveObserver, Loss, Newcomer, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic,
 };
 pub use transport::{ReplicatedTransport, Role};

@@ -1,9 +1,12 @@
 //! The connection to one donor among those of a replicated transport.
 
 use fabric_pages::page::PageBytes;
+use fabric_transport::path::PathStats;
 use fabric_transport::vacant::Vacant;
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What a request to a donor is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -31,6 +34,8 @@ pub(crate) enum Answer<'a> {
 #[derive(Debug)]
 pub(crate) struct Member {
     transport: Box<dyn PageTransport>,
+    /// Speed of the path, if it is known.
+    path: Option<Arc<PathStats>>,
     /// Indexed by the ticket of this connection.
     requests: Vec<Option<Purpose>>,
     free: Vec<u32>,
@@ -43,10 +48,11 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub fn new(transport: Box<dyn PageTransport>) -> Self {
+    pub fn new(transport: Box<dyn PageTransport>, path: Option<Arc<PathStats>>) -> Self {
         let most = u32::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
             transport,
+            path,
             requests: vec![None; IN_FLIGHT_MAX],
             free: (0..most).rev().collect(),
             drops: VecDeque::with_capacity(IN_FLIGHT_MAX),
@@ -55,13 +61,26 @@ impl Member {
         }
     }
 
-    /// The place of a donor that has left.
+    /// The place of a donor that has left, or of one that may join.
     pub fn left() -> Self {
         Self {
             out: true,
             has_left: true,
-            ..Self::new(Box::new(Vacant))
+            ..Self::new(Box::new(Vacant), None)
         }
+    }
+
+    /// A donor that joins: it is out until it is readmitted.
+    pub fn joining(transport: Box<dyn PageTransport>, path: Option<Arc<PathStats>>) -> Self {
+        Self {
+            out: true,
+            ..Self::new(transport, path)
+        }
+    }
+
+    /// Returns the time to fetch a page, if it is known.
+    pub fn latency(&self) -> Option<Duration> {
+        Some(self.path.as_ref()?.latency_estimate())
     }
 
     pub fn transport(&mut self) -> &mut dyn PageTransport {

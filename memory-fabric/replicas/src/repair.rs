@@ -232,6 +232,13 @@ impl Repairs {
         Some(given_up.repair)
     }
 
+    /// Forgets how often a donor went out that has left: another one has its place.
+    pub fn forget(&mut self, donor: usize) {
+        if let Some(readmission) = self.readmissions.get_mut(donor) {
+            *readmission = Readmission::default();
+        }
+    }
+
     /// Takes a page from the allowance.
     fn may_copy(&mut self, now: Instant) -> bool {
         let is_allowed = self.allowance.take(now, 1) > 0;
@@ -317,6 +324,7 @@ impl ReplicatedTransport {
             let id = u8::try_from(donor).expect("at most 64 donors");
             if self.set.copies().readmit(id) {
                 self.members[donor].out = false;
+                self.set.note_readmitted();
             }
         }
     }

@@ -3,11 +3,12 @@
 use crate::copies::{Copies, LeaveError, Repair};
 use fabric_host::lock;
 use fabric_host::metrics::Counter;
+use fabric_transport::PageTransport;
 use fabric_transport::path::PathStats;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 /// A change of redundancy.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -66,6 +67,30 @@ pub enum LeaveEvent {
 /// Receives these events.
 pub type LeaveObserver = Box<dyn FnMut(LeaveEvent) + Send>;
 
+/// A donor that joins.
+#[derive(Debug)]
+pub struct Newcomer {
+    /// The blocks that it lends.
+    pub slots: u32,
+    /// A donor in the same zone, if there is one.
+    pub beside: Option<usize>,
+    /// A connection for each thread, in the order in which their transports were made.
+    pub transports: Vec<Box<dyn PageTransport>>,
+    /// Speed of the path to it, if it is known.
+    pub path: Option<Arc<PathStats>>,
+}
+
+/// A thread's connection to a donor that joins.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub donor: u8,
+    pub transport: Box<dyn PageTransport>,
+    pub path: Option<Arc<PathStats>>,
+}
+
+/// The connections that a thread has yet to take.
+pub(crate) type Inbox = Arc<Mutex<Vec<Arrival>>>;
+
 /// State of a donor's link.
 #[derive(Clone, Copy, Debug, Default)]
 struct LinkState {
@@ -79,8 +104,8 @@ struct LinkState {
 pub struct ReplicaSet {
     copies: Copies,
     links: Mutex<Vec<LinkState>>,
-    /// Speed of the path to each donor, once it is known.
-    paths: Box<[OnceLock<Arc<PathStats>>]>,
+    /// Speed of the path to each donor of the start, once it is known.
+    paths: Mutex<Vec<Option<Arc<PathStats>>>>,
     /// Wakes the threads of the pager.
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
     observer: ReplicaObserver,
@@ -88,7 +113,10 @@ pub struct ReplicaSet {
     leave_observer: Mutex<Option<LeaveObserver>>,
     /// For each donor, the transports with a connection to it.
     connected: Mutex<Vec<u32>>,
-    disconnected: Condvar,
+    /// Notified when one of these numbers changes, and when a donor is readmitted.
+    connections_changed: Condvar,
+    /// One for each transport, in the order in which they were made.
+    inboxes: Mutex<Vec<Inbox>>,
     /// Whether blocks with both copies in one zone were reported.
     has_reported_zones: AtomicBool,
     /// Number of times that a donor went out.
@@ -106,18 +134,19 @@ impl fmt::Debug for ReplicaSet {
 }
 
 impl ReplicaSet {
-    /// Creates a set of `donors` donors.
+    /// Creates a set of `donors` donors, including those that may join.
     #[must_use]
     pub fn new(copies: Copies, donors: usize, observer: ReplicaObserver) -> Self {
         Self {
             copies,
             links: Mutex::new(vec![LinkState::default(); donors]),
-            paths: (0..donors).map(|_| OnceLock::new()).collect(),
+            paths: Mutex::new(vec![None; donors]),
             wake: OnceLock::new(),
             observer,
             leave_observer: Mutex::new(None),
             connected: Mutex::new(vec![0; donors]),
-            disconnected: Condvar::new(),
+            connections_changed: Condvar::new(),
+            inboxes: Mutex::default(),
             has_reported_zones: AtomicBool::new(false),
             losses: Counter::default(),
             repaired_blocks: Counter::default(),
@@ -135,15 +164,13 @@ impl ReplicaSet {
         let _ = self.wake.set(Box::new(wake));
     }
 
-    /// Sets where the speed of the path to a donor is found. Later calls have no effect.
+    /// Sets where transports that are made later find the speed of the path to a donor.
     pub fn set_path(&self, donor: usize, path: Arc<PathStats>) {
-        let _ = self.paths[donor].set(path);
+        lock(&self.paths)[donor] = Some(path);
     }
 
-    /// Returns the time to fetch a page from a donor, if it is known.
-    pub(crate) fn latency(&self, donor: u8) -> Option<Duration> {
-        let path = self.paths.get(usize::from(donor))?.get()?;
-        Some(path.latency_estimate())
+    pub(crate) fn path(&self, donor: usize) -> Option<Arc<PathStats>> {
+        lock(&self.paths)[donor].clone()
     }
 
     fn wake(&self) {
@@ -212,15 +239,26 @@ impl ReplicaSet {
         Loss::OfCopies { was_awaited }
     }
 
-    /// Begins to move all copies off a donor that is in use, and returns their number. The observer
-    /// receives what happens until the end.
+    /// Begins to move all copies off a donor that is in use, to those in `targets`, or to any if there
+    /// are none. Returns their number. The observer receives what happens until the end.
     ///
     /// # Errors
     ///
     /// See [`LeaveError`]. Nothing has changed then, and the observer is dropped.
-    pub fn leave(&self, donor: usize, observer: LeaveObserver) -> Result<u32, LeaveError> {
+    pub fn leave(
+        &self,
+        donor: usize,
+        targets: &[usize],
+        observer: LeaveObserver,
+    ) -> Result<u32, LeaveError> {
         let mut current = lock(&self.leave_observer);
-        let blocks = self.copies.leave(Self::id(donor))?;
+        let blocks = match targets {
+            [] => self.copies.leave(Self::id(donor))?,
+            named => {
+                let bits = named.iter().fold(0, |bits, donor| bits | 1 << donor);
+                self.copies.leave_for(Self::id(donor), bits)?
+            }
+        };
         *current = Some(observer);
         drop(current);
         self.wake();
@@ -234,14 +272,76 @@ impl ReplicaSet {
         if !self.copies.retire(Self::id(donor)) {
             return false;
         }
+        self.drop_arrivals(donor);
         self.wake();
-        let mut connected = lock(&self.connected);
-        while connected[donor] > 0 {
+        self.wait_until(deadline, |connected| connected[donor] == 0)
+    }
+
+    /// Forgets what the link of the last donor in a place reported, before another one connects
+    /// there. The place is that of a donor that has left.
+    pub fn prepare(&self, donor: usize) {
+        self.with_link(donor, |link| *link = LinkState::default());
+    }
+
+    /// Adds a donor in a place that was prepared: each thread gets its connection, then the donor is
+    /// used. Returns false, and has closed the connections, if there is a donor, or this one is lost
+    /// or not connected everywhere before the deadline.
+    pub fn join(&self, donor: usize, newcomer: Newcomer, deadline: Instant) -> bool {
+        let (id, beside) = (Self::id(donor), newcomer.beside.map(Self::id));
+        let inboxes = lock(&self.inboxes).clone();
+        // A thread that ends has none.
+        let is_for_all = newcomer.transports.len() == inboxes.len();
+        let has_connections = lock(&self.connected)[donor] > 0;
+        if !is_for_all || has_connections || !self.copies.join(id, newcomer.slots, beside) {
+            return false;
+        }
+        let threads = u32::try_from(inboxes.len()).expect("a few threads");
+        for (inbox, transport) in inboxes.iter().zip(newcomer.transports) {
+            lock(inbox).push(Arrival {
+                donor: id,
+                transport,
+                path: newcomer.path.clone(),
+            });
+        }
+        // After the connections, so that a thread that sees the change finds its own.
+        self.copies.note_change();
+        self.wake();
+        let has_joined = self.wait_until(deadline, |connected| connected[donor] == threads)
+            && self.copies.note_joined(id)
+            && {
+                self.wake();
+                self.wait_until(deadline, |_| !self.copies.is_out(id))
+            };
+        // One that got a copy at this moment stays.
+        if has_joined || !self.copies.retire(id) {
+            return true;
+        }
+        self.drop_arrivals(donor);
+        self.wake();
+        false
+    }
+
+    /// Drops connections that no thread has taken.
+    fn drop_arrivals(&self, donor: usize) {
+        let id = Self::id(donor);
+        for inbox in lock(&self.inboxes).clone() {
+            let mut arrivals = lock(&inbox);
+            let untaken: Vec<_> = arrivals.extract_if(.., |one| one.donor == id).collect();
+            drop(arrivals);
+            // Closing a connection may take long.
+            drop(untaken);
+        }
+    }
+
+    /// Waits until a condition of the connections is met; false after the deadline.
+    fn wait_until(&self, deadline: Instant, is_met: impl Fn(&[u32]) -> bool) -> bool {
+        let mut connected: MutexGuard<'_, Vec<u32>> = lock(&self.connected);
+        while !is_met(&connected) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            let waited = self.disconnected.wait_timeout(connected, left);
+            let waited = self.connections_changed.wait_timeout(connected, left);
             connected = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
@@ -270,16 +370,38 @@ impl ReplicaSet {
         }
     }
 
-    /// A transport with connections to all donors was made.
-    pub(crate) fn note_with(&self, donors: usize) {
+    /// A transport with connections to these first donors was made. Returns where it gets those to
+    /// donors that join.
+    pub(crate) fn note_with(&self, donors: usize) -> Inbox {
         let mut connected = lock(&self.connected);
         connected[..donors].iter_mut().for_each(|count| *count += 1);
+        let inbox = Inbox::default();
+        lock(&self.inboxes).push(Arc::clone(&inbox));
+        inbox
+    }
+
+    /// A transport ends.
+    pub(crate) fn note_end(&self, inbox: &Inbox) {
+        lock(&self.inboxes).retain(|other| !Arc::ptr_eq(other, inbox));
+    }
+
+    /// A transport has a connection to a donor that joins.
+    pub(crate) fn note_connected(&self, donor: usize) {
+        lock(&self.connected)[donor] += 1;
+        self.connections_changed.notify_all();
+    }
+
+    /// A donor is used again, or for the first time.
+    pub(crate) fn note_readmitted(&self) {
+        // With the lock, so that one that is about to wait does not miss it.
+        drop(lock(&self.connected));
+        self.connections_changed.notify_all();
     }
 
     /// A transport has no connection to a donor any more.
     pub(crate) fn note_without(&self, donor: usize) {
         lock(&self.connected)[donor] -= 1;
-        self.disconnected.notify_all();
+        self.connections_changed.notify_all();
     }
 
     pub(crate) fn is_down(&self, donor: usize) -> bool {

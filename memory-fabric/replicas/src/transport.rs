@@ -10,13 +10,15 @@
 //!
 //! The transport of the evictor, the only one that writes, also readmits donors and fills copies
 //! (`repair`). Nothing here allocates after the start, except for a write-back of a page that is
-//! being copied at that moment.
+//! being copied at that moment, and when a donor joins.
+
+mod arrivals;
 
 use crate::copies::Noted;
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
 use crate::repair::Repairs;
-use crate::set::{ReplicaSet, Traffic};
+use crate::set::{Inbox, ReplicaSet, Traffic};
 use fabric_homes::BLOCK_BYTES;
 use fabric_pages::page::PageBytes;
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
@@ -82,6 +84,8 @@ pub struct ReplicatedTransport {
     role: Role,
     pub(crate) traffic: Arc<dyn Traffic>,
     pub(crate) members: Vec<Member>,
+    /// Connections to donors that join.
+    inbox: Inbox,
     pub(crate) operations: Vec<Option<Operation>>,
     pub(crate) free: Vec<u32>,
     /// Number of `operations` in use.
@@ -140,10 +144,13 @@ impl ReplicatedTransport {
         // Every operation but those without room has a place on a connection, now or before.
         let most = (transports.len() + 2) * IN_FLIGHT_MAX;
         let numbers = u32::try_from(most).expect("a few donors");
-        set.note_with(transports.len());
-        let noted = set.copies().join();
+        let inbox = set.note_with(transports.len());
+        let noted = set.copies().register();
+        let members = transports.into_iter().enumerate();
+        let members = members.map(|(donor, transport)| Member::new(transport, set.path(donor)));
         Self {
-            members: transports.into_iter().map(Member::new).collect(),
+            members: members.collect(),
+            inbox,
             set,
             role,
             traffic,
@@ -197,7 +204,10 @@ impl ReplicatedTransport {
     /// Returns the places to read a block from, the better one first.
     fn sources(&self, block: u32) -> [Option<Place>; 2] {
         let places = self.set.copies().readable(block);
-        let latency = |place: Option<Place>| self.set.latency(place?.donor);
+        let latency = |place: Option<Place>| {
+            let member = self.members.get(usize::from(place?.donor))?;
+            member.latency()
+        };
         match (latency(places[0]), latency(places[1])) {
             // A margin for noise, so that links of equal speed share the load.
             (Some(primary), Some(other)) if other * 2 < primary => [places[1], places[0]],
@@ -290,6 +300,7 @@ impl ReplicatedTransport {
             return;
         }
         self.changes = changes;
+        self.take_arrivals();
         for donor in 0..self.members.len() {
             let id = u8::try_from(donor).expect("at most 64 donors");
             if !self.set.copies().is_out(id) {
@@ -376,6 +387,7 @@ impl ReplicatedTransport {
 
 impl Drop for ReplicatedTransport {
     fn drop(&mut self) {
+        self.set.note_end(&self.inbox);
         for (donor, member) in self.members.drain(..).enumerate() {
             let has_left = member.has_left;
             drop(member);

@@ -142,9 +142,9 @@ impl Engine {
             for (donor, path) in paths.iter().enumerate() {
                 set.set_path(donor, Arc::clone(path));
             }
-            urgent = replicas::join_transports(set, Role::Reader, urgent, &vm.stats);
-            bulk = replicas::join_transports(set, Role::Evictor, bulk, &vm.stats);
-            ahead = replicas::join_transports(set, Role::Reader, ahead, &vm.stats);
+            urgent = replicas::join_transports(set, Role::Reader, urgent, vm);
+            bulk = replicas::join_transports(set, Role::Evictor, bulk, vm);
+            ahead = replicas::join_transports(set, Role::Reader, ahead, vm);
         }
         let sealer = Sealer::new(vm, &of_links)?;
         let transports = [

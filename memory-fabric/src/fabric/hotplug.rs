@@ -6,6 +6,7 @@ mod events;
 mod join;
 mod leave;
 mod loss;
+mod members;
 mod transports;
 
 use super::adapt::Change;
@@ -172,7 +173,7 @@ impl Hotplug {
             replay: Vec::new(),
             ..config.clone()
         };
-        let joiners = shared.nodes.fixed()..shared.nodes.links();
+        let joiners = shared.nodes.joiner_links();
         let state = State {
             pools: Pools::new(shared.homes.local()),
             joiners: joiners.map(|_| Joiner::default()).collect(),

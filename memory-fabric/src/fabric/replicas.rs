@@ -9,6 +9,7 @@ use crate::page::PAGE_SHIFT;
 use crate::stats::PagerStats;
 use crate::transport::PageTransport;
 use crate::transport::vacant::Vacant;
+use crate::view::VmMemory;
 use fabric_replicas::{
     Copies, Loss, Placement, ReplicaEvent, ReplicaSet, ReplicatedTransport, Role, Traffic,
 };
@@ -113,6 +114,7 @@ pub(super) fn set(
 ) -> Arc<ReplicaSet> {
     let zones = zones_of(donors);
     let copies = Copies::new(&placement.blocks, slots, &placement.used, &zones);
+    let copies = copies.with_joiners(nodes.joiners());
     let (all, observer) = (nodes.all().to_vec(), Arc::clone(observer));
     let report = move |event| {
         observer(match event {
@@ -132,7 +134,7 @@ pub(super) fn set(
             }
         });
     };
-    let set = Arc::new(ReplicaSet::new(copies, slots.len(), Box::new(report)));
+    let set = Arc::new(ReplicaSet::new(copies, nodes.all().len(), Box::new(report)));
     set.report_zones();
     set
 }
@@ -192,19 +194,19 @@ pub(super) fn wake_by<'a>(
     Ok(())
 }
 
-/// Puts the transports to donors behind the link to their replicated memory.
+/// Puts the transports to donors behind the link to their replicated memory, the last one.
 pub(super) fn join_transports(
     set: &Arc<ReplicaSet>,
     role: Role,
     transports: Vec<Box<dyn PageTransport>>,
-    stats: &Arc<PagerStats>,
+    vm: &VmMemory,
 ) -> Vec<Box<dyn PageTransport>> {
     if transports.is_empty() {
         return transports;
     }
     let vacant = || -> Box<dyn PageTransport> { Box::new(Vacant) };
-    let mut joined: Vec<_> = transports.iter().map(|_| vacant()).collect();
-    let stats: Arc<dyn Traffic> = Arc::clone(stats) as _;
+    let mut joined: Vec<_> = vm.nodes.all().iter().map(|_| vacant()).collect();
+    let stats: Arc<dyn Traffic> = Arc::clone(&vm.stats) as _;
     let replicated = ReplicatedTransport::new(Arc::clone(set), role, transports, stats);
     joined.push(Box::new(replicated));
     joined

@@ -30,10 +30,9 @@ pub enum Sealing {
 
 impl FabricConfig {
     /// Returns whether a donor gets sealed pages only; the loopback slab has no address. Copies of
-    /// a page are equal, so they are sealed if one of the donors wants that.
+    /// a page are equal, so they are sealed if one of the donors of the start wants that.
     #[must_use]
     pub fn seals(&self, donor: Option<SocketAddr>) -> bool {
-        let is_elsewhere = |address: SocketAddr| !address.ip().to_canonical().is_loopback();
         match self.seal {
             Sealing::On => true,
             Sealing::Off => false,
@@ -44,6 +43,16 @@ impl FabricConfig {
             Sealing::Auto => donor.is_some_and(is_elsewhere),
         }
     }
+
+    /// Returns whether a donor that joins would get pages as they are although it is to get sealed
+    /// ones.
+    pub(super) fn leaves_unsealed(&self, joins: SocketAddr) -> bool {
+        self.seal == Sealing::Auto && is_elsewhere(joins) && !self.seals(Some(joins))
+    }
+}
+
+fn is_elsewhere(address: SocketAddr) -> bool {
+    !address.ip().to_canonical().is_loopback()
 }
 
 /// Makes the layer that seals, with one key for the VM.
@@ -110,7 +119,7 @@ impl Sealer {
             Some(set) => {
                 let is_sealed = lenders.map(|(is_sealed, _)| is_sealed);
                 let is_sealed: Vec<bool> = is_sealed.collect();
-                let link = is_sealed.len();
+                let link = self.nodes.links() - 1;
                 let bytes = u64::from(set.copies().blocks()) * BLOCK_BYTES;
                 layers.resize(link, None);
                 let layer = is_sealed.contains(&true).then(|| self.layer(link, bytes));
@@ -234,5 +243,10 @@ mod tests {
         config.seal = Sealing::Auto;
         config.replicated = true;
         assert!(config.seals(Some(near)), "a copy is at the other donor");
+        assert!(!config.leaves_unsealed(far));
+        config.donors.retain(|donor| donor.address == near);
+        assert!(config.leaves_unsealed(far) && !config.leaves_unsealed(mapped));
+        config.seal = Sealing::Off;
+        assert!(!config.leaves_unsealed(far), "that is asked for");
     }
 }

@@ -79,7 +79,7 @@ impl Fabric {
         let mut nodes = Nodes::new(donors, &[]);
         let mut replicas = None;
         if config.replicated {
-            nodes = Nodes::replicated(donors);
+            nodes = Nodes::replicated(donors, &[]);
             let zones = replicas::zones_of(&config.donors);
             let lent = lent.iter().map(|lent| lent.1);
             let (placement, slots) = replicas::place_at_most(wanted, &zones, lent);
@@ -158,8 +158,8 @@ impl SharedDonors {
                 set.set_path(donor, Arc::clone(path));
             }
             // The thread that writes repairs as well.
-            urgent = replicas::join_transports(set, Role::Reader, urgent, &vm.stats);
-            bulk = replicas::join_transports(set, Role::Evictor, bulk, &vm.stats);
+            urgent = replicas::join_transports(set, Role::Reader, urgent, vm);
+            bulk = replicas::join_transports(set, Role::Evictor, bulk, vm);
             room.fill(0);
             room.push(u64::from(set.copies().blocks()) * BLOCK_BYTES);
         }

@@ -8,6 +8,7 @@ use fabric_test_support::*;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{DonorAddress, DrainState, Sealing, TransportKind};
 use memory_fabric::view::FabricView;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,7 +43,8 @@ fn drain_one(transport: TransportKind, is_sealed: bool, seed: u64) {
         if stage == 1 && is_done {
             let replicas = view.replicas().expect("replicated");
             assert_eq!((replicas.losses, replicas.out.len()), (0, 0));
-            assert_drained(&view, donors[first].take().expect("running"), first);
+            assert_drained(&view, donors[first].as_ref().expect("running"), first);
+            drop(donors[first].take());
             // Both copies are elsewhere, so one of the others may be lost as well.
             drop(donors[second].take());
             stage = 2;
@@ -57,7 +59,7 @@ fn drain_one(transport: TransportKind, is_sealed: bool, seed: u64) {
 }
 
 /// Asserts that a donor has left and holds nothing.
-fn assert_drained(view: &FabricView, donor: Donor, link: usize) {
+pub(super) fn assert_drained(view: &FabricView, donor: &Donor, link: usize) {
     let drain = view.drain().expect("a drain");
     assert_eq!(drain.state, DrainState::Done, "{drain:?}");
     assert_eq!(drain.moved_bytes, drain.bytes, "{drain:?}");
@@ -83,26 +85,41 @@ fn one_leaves_sealed_memory_and_over_udp() {
 fn a_donor_that_cannot_leave_is_refused_with_numbers_and_used_on() {
     let donors = [donor(GUEST), donor(GUEST)];
     let addresses = donors.each_ref().map(|donor| donor.address());
-    let running = start(&replicated(&addresses));
+    let mut config = replicated(&addresses);
+    config.seal = Sealing::Auto;
+    let running = start(&config);
     let drains = running.fabric.drains().expect("donors");
     let node = running.fabric.view().nodes()[1].id;
     let text = drains.drain(node, &[]).expect_err("no third donor");
     let text = text.to_string();
     assert!(text.contains("room for 0 MiB"), "{text}");
-    let elsewhere = DonorAddress {
-        name: None,
-        zone: None,
-        address: "127.0.0.1:9".parse().expect("an address"),
-        fingerprint: None,
-        bytes: None,
+    let refused = |to: &str, part: &str| {
+        let to = joins(to.parse().expect("an address"), None);
+        let text = drains.drain(node, &[to]).expect_err(part);
+        assert!(text.to_string().contains(part), "{text}");
     };
-    let text = drains.drain(node, &[elsewhere]).expect_err("a new donor");
-    assert!(text.to_string().contains("remove --to"), "{text}");
+    refused("127.0.0.1:9", "127.0.0.1:9");
+    refused("192.0.2.1:9", "start the VM with --seal on");
+    // A donor of the VM gets no second lease, which would be lost with the first.
+    refused(&addresses[1].to_string(), "room for 0 MiB");
+    let small = donor(8 * MIB);
+    refused(&small.address().to_string(), "40 MiB more by --to");
+    assert_eq!(small.pool().leases(), 0);
     let text = drains.drain(NodeId(9), &[]).expect_err("nobody");
     assert!(text.to_string().contains("no donor of this VM"), "{text}");
     increment(&running, 5, 50_000, |_| true);
     assert!(events(&running).is_empty());
     running.fabric.shutdown();
+}
+
+pub(super) fn joins(address: SocketAddr, zone: Option<&str>) -> DonorAddress {
+    DonorAddress {
+        name: None,
+        zone: zone.map(str::to_owned),
+        address,
+        fingerprint: None,
+        bytes: None,
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod fingerprints;
 mod hostile_client;
 mod hotplug;
 mod huge_pages;
+mod join_replicas;
 mod links;
 mod poison;
 mod prefetch;

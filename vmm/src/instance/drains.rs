@@ -252,14 +252,22 @@ fn lenders(view: &FabricView) -> Vec<Lender> {
         .collect()
 }
 
-/// Returns those of `named` that have not left: all hold copies, or have room for them.
+/// Returns those of `named` that have not left, as they were named last: all hold copies, or have
+/// room for them.
 fn connected(named: &[DonorAddress], lenders: &[Lender]) -> Vec<DonorAddress> {
     let has_left = |donor: &&DonorAddress| {
         let mut lenders = lenders.iter();
         !lenders.any(|lender| lender.address == Some(donor.address))
     };
-    let left = named.iter().filter(|donor| !has_left(donor));
-    left.cloned().collect()
+    let mut left: Vec<DonorAddress> = Vec::new();
+    for donor in named.iter().filter(|donor| !has_left(donor)) {
+        // One that has left and joined again is one donor, and has one copy of a block.
+        match left.iter_mut().find(|one| one.address == donor.address) {
+            Some(one) => *one = donor.clone(),
+            None => left.push(donor.clone()),
+        }
+    }
+    left
 }
 
 /// Returns those of `named` that lend, once each.
@@ -310,7 +318,7 @@ fn refusal(error: &DrainError) -> Refusal {
         DrainError::Empty(_)
         | DrainError::Added { .. }
         | DrainError::Exposed
-        | DrainError::NotToOthers
+        | DrainError::NotSealed(_)
         | DrainError::Out(_) => RefusalCode::State,
     };
     Refusal::new(code, describe(error))
@@ -362,6 +370,10 @@ mod tests {
         let lenders = [lends(2, b, 24), lends(3, c, 0)];
         let left = connected(&named, &lenders);
         assert_eq!(left, [at(b, None), at(c, Some(24))]);
+        // The first and the second have left, and the first has joined again.
+        let named = [at(a, Some(24)), at(b, None), at(c, None), at(a, None)];
+        let lenders = [lends(3, c, 24), lends(4, a, 0)];
+        assert_eq!(connected(&named, &lenders), [at(a, None), at(c, None)]);
     }
 
     #[test]
@@ -385,7 +397,7 @@ mod tests {
         assert_eq!(code(no_room), RefusalCode::Donor);
         for state in [
             DrainError::Exposed,
-            DrainError::NotToOthers,
+            DrainError::NotSealed(([10, 0, 0, 1], 7000).into()),
             DrainError::Out(NodeId(1)),
         ] {
             assert_eq!(code(state), RefusalCode::State);

@@ -85,6 +85,12 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         let text = "a donor that joins is asked for what is missing; omit memory=";
         return Err(malformed(text.to_owned()));
     }
+    if let Some(zone) = donor.zone.as_ref().filter(|_| !config.replicated) {
+        let address = &donor.address;
+        return Err(malformed(format!(
+            "donor {address} has zone={zone}, which only two copies use; omit zone="
+        )));
+    }
     check_still_possible(config, &donor)?;
     let resolved = resolved_donor(
         &donor,

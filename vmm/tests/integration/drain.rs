@@ -1,5 +1,6 @@
 //! `ssi-hv drain`: donors leave while a guest counts in its memory.
 
+mod copies;
 mod failing;
 
 use std::fs;
@@ -162,37 +163,6 @@ fn both_donors_leave_for_new_ones_while_a_guest_counts() {
 }
 
 #[test]
-fn a_donor_of_two_copies_leaves_and_another_one_may_be_killed_then() {
-    if !support::kvm_is_there() {
-        return;
-    }
-    let place = Place::new();
-    let nodes = [(); 3].map(|()| node(&place, &[]));
-    let mut flags = vec!["--replicas", "2"];
-    for (_, address) in &nodes {
-        flags.extend(["--donor", address]);
-    }
-    let vm = counting(&place, &flags);
-    let new = ["drain", "leaves", "--node", "1", "--to", "127.0.0.1:1"];
-    let line = place.failed(&new, ExitCode::HostError);
-    assert!(line.contains("remove --to"), "{line}");
-    let said = place.printed(&["drain", "leaves", "--node", "1", "--wait", "50"]);
-    assert!(said.contains("node 1 has left"), "{said}");
-    let now = status(&place);
-    let replicas = &now["memory"]["replicas"];
-    assert_eq!(count(replicas, "/degraded_bytes"), 0, "{now}");
-    assert_eq!(count(replicas, "/losses"), 0, "{now}");
-    assert_eq!(replicas["out"], serde_json::json!([]), "{now}");
-    assert_eq!(count(&now, "/nodes/1/memory_bytes"), 0, "{now}");
-    assert_eq!(count(&now, "/errors_total"), 0, "{now}");
-    let [(first, _), (second, _), _third] = nodes;
-    lends_nothing(&place, &first);
-    assert_eq!(first.end(libc::SIGKILL), None);
-    assert_eq!(second.end(libc::SIGKILL), None);
-    counted_right(&place, vm);
-}
-
-#[test]
 fn a_drain_that_cannot_be_is_refused_with_what_would_help() {
     if !support::kvm_is_there() {
         return;
@@ -211,6 +181,7 @@ fn a_drain_that_cannot_be_is_refused_with_what_would_help() {
     };
     let known = format!("the VM has 1 ({first_address}), 2 ({second_address})");
     let memory = format!("{small_address},memory=16M");
+    let zone = format!("{small_address},zone=rack-1");
     let itself = format!("{first_address} is node 1 itself");
     for (more, part) in [
         (&["7"][..], known.as_str()),
@@ -218,6 +189,10 @@ fn a_drain_that_cannot_be_is_refused_with_what_would_help() {
         (&["1", "--to", &small_address], "16 MiB more by --to"),
         (&["1", "--to", &first_address], &itself),
         (&["1", "--to", &memory], "omit memory="),
+        (
+            &["1", "--to", &zone],
+            "zone=rack-1, which only two copies use",
+        ),
         (
             &["1", "--to", &small_address, "--to", &small_address],
             "named twice",

@@ -9,11 +9,11 @@
 //! All places are reserved before anything moves: as many as possible in another zone than the
 //! block's other copy, then the rest on another donor.
 
-use super::room::Apart;
+use super::join::Standing;
+use super::room::{ALL, Apart};
 use super::{Copies, Copy, CopyState, Ledger, Repair};
 use crate::placement::Place;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
 /// Why a donor does not leave.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -65,12 +65,22 @@ pub enum NextMove {
 }
 
 impl Copies {
-    /// Begins to move all copies off a donor. Returns their number.
+    /// Begins to move all copies off a donor, to others that have room. Returns their number.
     ///
     /// # Errors
     ///
     /// See [`LeaveError`]. Nothing has changed then.
     pub fn leave(&self, donor: u8) -> Result<u32, LeaveError> {
+        self.leave_for(donor, ALL)
+    }
+
+    /// Begins to move all copies off a donor, to donors that have a bit in `targets`. What finds its
+    /// place gone later may go to others.
+    ///
+    /// # Errors
+    ///
+    /// See [`LeaveError`]. Nothing has changed then.
+    pub fn leave_for(&self, donor: u8, targets: u64) -> Result<u32, LeaveError> {
         let mut ledger = self.lock();
         if let Some(leaving) = &ledger.leaving {
             return Err(LeaveError::Leaving(leaving.donor));
@@ -79,7 +89,7 @@ impl Copies {
             return Err(LeaveError::Out);
         }
         self.reclaim(&mut ledger);
-        ledger.loans[usize::from(donor)].emptied = false;
+        ledger.loans[usize::from(donor)].standing = Standing::Member;
         // No place is taken there from here on.
         ledger.leaving = Some(Leaving {
             donor,
@@ -92,8 +102,9 @@ impl Copies {
         });
         let all: Vec<(u32, u8)> = all.collect();
         let mut moves = VecDeque::with_capacity(all.len());
-        let crowded = self.reserve(&mut ledger, Apart::Zones, &all, &mut moves);
-        self.reserve(&mut ledger, Apart::Donors, &crowded, &mut moves);
+        let zones = (Apart::Zones, targets);
+        let crowded = self.reserve(&mut ledger, zones, &all, &mut moves);
+        self.reserve(&mut ledger, (Apart::Donors, targets), &crowded, &mut moves);
         let count = |blocks: usize| u32::try_from(blocks).expect("23 bits");
         if moves.len() < all.len() {
             ledger.leaving = None;
@@ -114,8 +125,8 @@ impl Copies {
         Ok(count(all.len()))
     }
 
-    /// Finds places for blocks that have their other copies on these donors, as many as there can
-    /// be. Returns the others.
+    /// Finds places on `targets` for blocks that have their other copies on these donors, as many as
+    /// there can be. Returns the others.
     ///
     /// Blocks of one group find no place only if all that are left are in that group, and if no
     /// earlier move of another group has a place outside. So there is one such group at most. All
@@ -124,7 +135,7 @@ impl Copies {
     fn reserve(
         &self,
         ledger: &mut Ledger,
-        apart: Apart,
+        (apart, targets): (Apart, u64),
         blocks: &[(u32, u8)],
         moves: &mut VecDeque<Move>,
     ) -> Vec<(u32, u8)> {
@@ -136,9 +147,12 @@ impl Copies {
             let group = self.group(apart, other);
             let to = match full == Some(group) {
                 true => None,
-                false => self
-                    .free_place_apart(ledger, apart, other)
-                    .or_else(|| self.exchanged_place(ledger, apart, other, moves, &mut seen)),
+                false => {
+                    let free = self.free_place_apart(ledger, (apart, targets), other);
+                    free.or_else(|| {
+                        self.exchanged_place(ledger, (apart, targets), other, moves, &mut seen)
+                    })
+                }
             };
             if to.is_none() {
                 full = Some(group);
@@ -155,7 +169,7 @@ impl Copies {
     fn exchanged_place(
         &self,
         ledger: &mut Ledger,
-        apart: Apart,
+        (apart, targets): (Apart, u64),
         avoided: u8,
         moves: &mut VecDeque<Move>,
         seen: &mut usize,
@@ -169,7 +183,7 @@ impl Copies {
             *seen += 1;
         }
         let earlier = &mut moves[*seen];
-        let place = self.free_place_apart(ledger, apart, earlier.other)?;
+        let place = self.free_place_apart(ledger, (apart, targets), earlier.other)?;
         earlier.to.replace(place)
     }
 
@@ -219,7 +233,9 @@ impl Copies {
                 self.vacate(&mut ledger, vacated);
             }
             // A repair must not choose it before it has left.
-            ledger.loans[usize::from(donor)].emptied = stayed == 0;
+            if stayed == 0 && ledger.standing(donor) == Standing::Member {
+                ledger.loans[usize::from(donor)].standing = Standing::Emptied;
+            }
         }
         // Copies that stayed are repaired again.
         self.note_change();
@@ -293,25 +309,12 @@ impl Copies {
         }
         self.note_change();
     }
+}
 
-    /// Records that a donor without copies has left, and is not used any more. Returns false if it
-    /// has one.
-    pub fn retire(&self, donor: u8) -> bool {
-        let mut ledger = self.lock();
-        if self.blocks_at(donor) > 0 {
-            return false;
-        }
-        let loan = &mut ledger.loans[usize::from(donor)];
-        (loan.lost, loan.left) = (true, true);
-        self.out[usize::from(donor)].store(true, Ordering::Release);
-        self.note_change();
-        true
-    }
-
-    /// Returns whether a donor has left.
-    #[must_use]
-    pub fn has_left(&self, donor: u8) -> bool {
-        self.lock().loans[usize::from(donor)].left
+impl Leaving {
+    /// Returns the places that are reserved.
+    pub(super) fn reserved(&mut self) -> impl Iterator<Item = &mut Option<(Place, bool)>> {
+        self.moves.iter_mut().map(|planned| &mut planned.to)
     }
 }
 

@@ -3,6 +3,10 @@
 use super::{Copies, Ledger};
 use crate::placement::Place;
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+/// All donors, a bit each.
+pub(super) const ALL: u64 = u64::MAX;
 
 /// What the two copies of a block do not share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -14,11 +18,17 @@ pub(super) enum Apart {
 }
 
 impl Copies {
+    /// Returns the number of a donor's zone.
+    pub(super) fn zone(&self, donor: u8) -> u8 {
+        // Relaxed: it changes only while the donor holds nothing.
+        self.zones[usize::from(donor)].load(Ordering::Relaxed)
+    }
+
     /// Returns what a donor has in common with those where a block with a copy there has no other
     /// one: its zone, or itself.
     pub(super) fn group(&self, apart: Apart, donor: u8) -> u8 {
         match apart {
-            Apart::Zones => self.zones[usize::from(donor)],
+            Apart::Zones => self.zone(donor),
             Apart::Donors => donor,
         }
     }
@@ -31,36 +41,35 @@ impl Copies {
     /// Takes a slot for a copy of a block that has its other one on a donor, and whether it is all
     /// zero: in another zone if one has room, else on another donor.
     pub(super) fn free_place(&self, ledger: &mut Ledger, other: u8) -> Option<(Place, bool)> {
-        let place = self.free_place_apart(ledger, Apart::Zones, other);
-        place.or_else(|| self.free_place_apart(ledger, Apart::Donors, other))
+        let place = self.free_place_apart(ledger, (Apart::Zones, ALL), other);
+        place.or_else(|| self.free_place_apart(ledger, (Apart::Donors, ALL), other))
     }
 
-    /// Takes a slot of the donor with the most of them, in the zone with the most of them.
+    /// Takes a slot of the donor with the most of them, in the zone with the most of them, of those
+    /// donors that have a bit in `targets`.
     pub(super) fn free_place_apart(
         &self,
         ledger: &mut Ledger,
-        apart: Apart,
+        (apart, targets): (Apart, u64),
         other: u8,
     ) -> Option<(Place, bool)> {
         let mut of_zones = [0_u32; 1 << u8::BITS];
         let usable = |ledger: &Ledger, donor: u8| {
+            let is_usable =
+                targets >> donor & 1 == 1 && !ledger.is_leaving(donor) && !self.is_out(donor);
             let loan = &ledger.loans[usize::from(donor)];
-            let is_usable = !ledger.is_leaving(donor) && !self.is_out(donor) && !loan.lost;
             if is_usable { loan.room() } else { 0 }
         };
         let donors = || (0..=u8::MAX).take(self.zones.len());
         for donor in donors() {
-            of_zones[usize::from(self.zones[usize::from(donor)])] += usable(ledger, donor);
+            of_zones[usize::from(self.zone(donor))] += usable(ledger, donor);
         }
         let allowed = donors().filter(|&donor| self.are_apart(apart, donor, other));
         let allowed = allowed.map(|donor| (donor, usable(ledger, donor)));
         // Blocks of that zone can use the room of all others, so that this leaves the most choice.
         let (donor, _) = allowed
             .filter(|(_, room)| *room > 0)
-            .max_by_key(|&(donor, room)| {
-                let zone = self.zones[usize::from(donor)];
-                (of_zones[usize::from(zone)], room)
-            })?;
+            .max_by_key(|&(donor, room)| (of_zones[usize::from(self.zone(donor))], room))?;
         let (slot, is_empty) = ledger.loans[usize::from(donor)].take()?;
         Some((Place { donor, slot }, is_empty))
     }

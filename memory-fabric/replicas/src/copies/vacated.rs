@@ -18,6 +18,13 @@ pub(super) struct Kept {
     epoch: u32,
 }
 
+impl Kept {
+    /// Forgets places on a donor.
+    pub(super) fn forget(&mut self, donor: u8) {
+        self.places.retain(|place| place.donor != donor);
+    }
+}
+
 /// How far the threads are.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
@@ -54,7 +61,7 @@ impl Drop for Noted {
 
 impl Copies {
     /// Returns what a new transport notes.
-    pub(crate) fn join(&self) -> Noted {
+    pub(crate) fn register(&self) -> Noted {
         let noted = Arc::new(AtomicU32::new(self.vacated_epoch()));
         lock(&self.epochs.noted).push(Arc::clone(&noted));
         Noted(noted)
@@ -100,6 +107,8 @@ impl Copies {
     /// Makes kept places usable, if no request to them is outstanding.
     pub(super) fn reclaim(&self, ledger: &mut Ledger) {
         if ledger.kept.places.is_empty() {
+            // The donors of all of them may have left.
+            self.epochs.keeps.store(false, Ordering::Relaxed);
             return;
         }
         let epoch = ledger.kept.epoch;

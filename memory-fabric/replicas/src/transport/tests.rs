@@ -1,15 +1,17 @@
 //! Simulated donors that lose connections, and a pager that checks every page it reads.
 
 mod fake;
+mod joins;
 mod model;
 
 use super::*;
 use crate::copies::{Copies, NextMove};
 use crate::placement::{Placement, zones};
-use crate::set::{LeaveEvent, Loss, ReplicaEvent};
+use crate::set::{LeaveEvent, Loss, Newcomer, ReplicaEvent};
 use fake::{FakeDonor, FakeTransport, page_with};
 use model::World;
 use std::sync::Mutex;
+use std::thread::JoinHandle;
 
 /// Ignores counts.
 struct Uncounted;
@@ -23,33 +25,64 @@ impl Traffic for Uncounted {
 struct Bed {
     set: Arc<ReplicaSet>,
     donors: Vec<Arc<Mutex<FakeDonor>>>,
+    /// Number of donors of the start.
+    start: usize,
     events: Arc<Mutex<Vec<ReplicaEvent>>>,
 }
 
 impl Bed {
     fn new(slots: &[u32], blocks: u32) -> Self {
+        Self::with_joiners(slots, blocks, 0)
+    }
+
+    /// The same with places for donors that join.
+    fn with_joiners(slots: &[u32], blocks: u32, joiners: usize) -> Self {
         let zones = zones(slots.iter().map(|_| None));
         let placement = Placement::new(slots, &zones, blocks);
         let copies = Copies::new(&placement.blocks, slots, &placement.used, &zones);
+        let copies = copies.with_joiners(joiners);
+        let donors = slots.len() + joiners;
         let events = Arc::<Mutex<Vec<ReplicaEvent>>>::default();
         let sink = Arc::clone(&events);
         let observer = Box::new(move |event| sink.lock().expect("no panic").push(event));
         Self {
-            set: Arc::new(ReplicaSet::new(copies, slots.len(), observer)),
-            donors: slots.iter().map(|_| Arc::default()).collect(),
+            set: Arc::new(ReplicaSet::new(copies, donors, observer)),
+            donors: (0..donors).map(|_| Arc::default()).collect(),
+            start: slots.len(),
             events,
         }
     }
 
     fn transport(&self, role: Role) -> ReplicatedTransport {
-        let transports = self.donors.iter().map(|donor| {
-            let transport: Box<dyn PageTransport> = Box::new(FakeTransport::new(donor));
-            transport
-        });
+        let donors = self.donors[..self.start].iter();
+        let transports = donors.map(|donor| self.connection(donor));
         let (set, traffic) = (Arc::clone(&self.set), Arc::new(Uncounted));
         let mut made = ReplicatedTransport::new(set, role, transports.collect(), traffic);
         made.repairs.readmission_unit = Duration::ZERO;
         made
+    }
+
+    fn connection(&self, donor: &Arc<Mutex<FakeDonor>>) -> Box<dyn PageTransport> {
+        Box::new(FakeTransport::new(donor))
+    }
+
+    /// A new donor joins, with a connection for each of two transports. The thread ends when it has,
+    /// with true, or can not.
+    fn join(&mut self, donor: usize, slots: u32) -> JoinHandle<bool> {
+        let joins = Arc::<Mutex<FakeDonor>>::default();
+        let newcomer = Newcomer {
+            slots,
+            beside: None,
+            transports: (0..2).map(|_| self.connection(&joins)).collect(),
+            path: None,
+        };
+        self.donors[donor] = joins;
+        let set = Arc::clone(&self.set);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        std::thread::spawn(move || {
+            set.prepare(donor);
+            set.join(donor, newcomer, deadline)
+        })
     }
 
     fn cut(&self, donor: usize) {
@@ -304,7 +337,7 @@ fn a_donor_leaves_under_write_backs_and_nothing_is_read_from_it_any_more() {
     let observer = Box::new(move |event| {
         let _ = sender.send(event);
     });
-    let held = bed.set.leave(0, observer).expect("there is room");
+    let held = bed.set.leave(0, &[], observer).expect("there is room");
     let mut version = 10;
     let copies = bed.set.copies();
     while copies.blocks_at(0) > 0 {
@@ -339,6 +372,12 @@ fn a_donor_leaves_under_write_backs_and_nothing_is_read_from_it_any_more() {
 /// the end both copies have it.
 #[test]
 fn no_stale_page_is_read_in_any_of_many_random_histories() {
-    let left: u32 = (0..300).map(|seed| World::new(seed).run(3_000)).sum();
+    let (mut left, mut joined) = (0, 0);
+    for seed in 0..300 {
+        let world = World::new(seed).run(3_000);
+        left += world.0;
+        joined += world.1;
+    }
     assert!(left > 10, "only {left} donors have left");
+    assert!(joined > 10, "only {joined} donors have joined");
 }

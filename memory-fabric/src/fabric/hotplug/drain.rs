@@ -3,7 +3,8 @@
 //!
 //! Other donors give what their loans have left, or lend more: such a lease has a link of its own,
 //! as that of a donor that joins for added memory. All of it is obtained before anything moves.
-//! Copies of replicated memory move within the loans of the start (`copies`).
+//! Copies of replicated memory move within the loans that there are, or to donors that join for them
+//! (`copies`).
 
 mod copies;
 mod end;
@@ -15,6 +16,7 @@ use crate::fabric::{DonorAddress, FabricError, LocalUse, TransportKind};
 use crate::homes::{BLOCK_BYTES, NodeId};
 use crate::pager::relocate::{BlockMove, MoveOrder, MoveProgress};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Why a donor is not drained.
@@ -60,12 +62,12 @@ pub enum DrainError {
         /// The difference, MiB.
         missing_mib: u64,
     },
-    /// Copies move to donors of the guest's start only.
+    /// The VM's pages are not sealed, and the donor is on another host.
     #[error(
-        "a VM with --replicas 2 uses the donors with which it was started, and copies move to those \
-         of them that have room; remove --to"
+        "{0} is on another host, and the copies are not sealed, since all donors of the start are on \
+         this one; start the VM with --seal on, or with --seal off if the network is trusted"
     )]
-    NotToOthers,
+    NotSealed(SocketAddr),
     /// It is not used at the moment.
     #[error(
         "{0} is not used at the moment, since it was lost or did not answer: there is nothing to \
@@ -75,8 +77,7 @@ pub enum DrainError {
     /// There is too little room for copies.
     #[error(
         "{node} holds {needed_mib} MiB of copies, and the other donors have room for {room_mib} MiB \
-         of them, where the second copy is not; start the VM with another donor, or with more of \
-         their memory (`--donor HOST:PORT,memory=SIZE`)"
+         of them, where the second copy is not; name a donor with {needed_mib} MiB by --to"
     )]
     NoRoomForCopies {
         /// The donor to be drained.

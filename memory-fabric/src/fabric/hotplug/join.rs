@@ -1,14 +1,15 @@
 //! A donor joins: it gets a place, lends, and its transports go to the pager.
 
-use super::super::adapt::Change;
+use super::super::adapt::{Change, Followed};
 use super::super::connections::Connections;
 use super::super::sources::{carrier, obtain};
-use super::super::{DonorAddress, FabricError, TransportKind};
+use super::super::{DonorAddress, FabricError, FabricObserver, TransportKind};
 use super::transports::place_of;
 use super::{HotplugError, Inner, Joiner, State};
 use crate::homes::BLOCK_BYTES;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Leased, Link, LinkConfig};
+use crate::transport::PageTransport;
 use crate::view::LentBy;
 use crate::wire::TrafficClass;
 use std::net::SocketAddr;
@@ -87,7 +88,7 @@ impl Inner {
         let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
         let free =
             |place: &usize| !state.joiners[self.joiner_of(*place)].taken && is_allowed(*place);
-        let places = self.shared.nodes.fixed()..self.shared.nodes.links();
+        let places = self.shared.nodes.joiner_links();
         let known = |place: &usize| lenders.get(*place).and_then(|lent| lent.address);
         let own = |place: &usize| free(place) && known(place) == Some(address);
         places
@@ -129,18 +130,38 @@ impl Inner {
         place: usize,
         leased: Leased,
     ) -> Result<(Link, Vec<RdmaLink>), HotplugError> {
-        let address = leased.address();
-        let is_sealed = self.config.seals(Some(address));
+        let is_sealed = self.config.seals(Some(leased.address()));
         let layer = is_sealed.then(|| self.sealer.layer(place, leased.grant().bytes));
         let layer = layer.transpose()?;
+        let mut made = self.make_connections(place, leased, &self.observer_of(place))?;
+        for (class, mut transport) in std::mem::take(&mut made.transports) {
+            if let Some(layer) = &layer {
+                transport = layer.over(transport, class);
+            }
+            let port = self.shared.port_of(class);
+            if port.replace_transport(place, transport).is_none() {
+                self.vacate(place);
+                return Err(HotplugError::Ended);
+            }
+        }
+        Ok(self.note_connected(place, made))
+    }
+
+    /// Connects to a donor that has lent. Its events go to `observer` from then on.
+    pub(super) fn make_connections(
+        &self,
+        place: usize,
+        leased: Leased,
+        observer: &FabricObserver,
+    ) -> Result<Connected, FabricError> {
+        let address = leased.address();
         let mut lent_by = self.config.lender(Some(address), leased.grant().bytes);
         let stats = &self.shared.stats.donors[place];
         let traffic = |class| Arc::clone(stats.traffic(class));
         let port = |&class: &TrafficClass| (class, self.shared.port_of(class).event_fd());
         let wakes: Vec<_> = self.classes.iter().map(port).collect();
         let mut made = Connections::default();
-        let observer = self.observer_of(place);
-        let attached = made.attach(leased, &wakes, &observer)?;
+        let attached = made.attach(leased, &wakes, observer)?;
         made.add(&self.config, attached, &wakes, &traffic, &mut lent_by)?;
         let Connections {
             urgent,
@@ -154,22 +175,34 @@ impl Inner {
         for refusal in rdma_refusals {
             tracing::info!("donor {address} is not read by RDMA: {refusal}");
         }
-        let link = links.pop().expect("one was made");
-        let path = lent_by.path.clone();
         let mut transports = [urgent, bulk, ahead].map(|mut transports| transports.pop());
-        for &class in &self.classes {
+        let of_class = |&class: &TrafficClass| {
             let transport = transports[place_of(class)].take();
-            let mut transport = transport.expect("one for each class");
-            if let Some(layer) = &layer {
-                transport = layer.over(transport, class);
-            }
-            let port = self.shared.port_of(class);
-            if port.replace_transport(place, transport).is_none() {
-                self.vacate(place);
-                return Err(HotplugError::Ended);
-            }
-        }
-        if let Some(path) = path {
+            (class, transport.expect("one for each class"))
+        };
+        Ok(Connected {
+            transports: self.classes.iter().map(of_class).collect(),
+            rdma_links: rdma_links.into_iter().flatten().collect(),
+            link: links.pop().expect("one was made"),
+            followed,
+            lent_by,
+        })
+    }
+
+    /// Records a donor whose transports the pager has.
+    pub(super) fn note_connected(
+        &self,
+        place: usize,
+        connected: Connected,
+    ) -> (Link, Vec<RdmaLink>) {
+        let Connected {
+            transports: _,
+            rdma_links,
+            link,
+            followed,
+            lent_by,
+        } = connected;
+        if let Some(path) = lent_by.path.clone() {
             self.shared.policies.join(place, Some(path));
         }
         for followed in followed {
@@ -181,6 +214,16 @@ impl Inner {
             lenders.push(LentBy::default());
         }
         lenders[place] = lent_by;
-        Ok((link, rdma_links.into_iter().flatten().collect()))
+        (link, rdma_links)
     }
+}
+
+/// A donor that has lent, and the connections to it. Drop order: RDMA ends before the lease.
+pub(super) struct Connected {
+    /// One for each class, in order.
+    pub transports: Vec<(TrafficClass, Box<dyn PageTransport>)>,
+    pub rdma_links: Vec<RdmaLink>,
+    pub link: Link,
+    followed: Vec<Followed>,
+    pub lent_by: LentBy,
 }

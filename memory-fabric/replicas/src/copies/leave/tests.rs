@@ -312,7 +312,7 @@ fn a_copy_that_a_leaving_donor_has_missed_is_moved_and_not_filled() {
 #[test]
 fn places_that_a_failed_drain_has_left_are_used_again_when_no_request_is_outstanding() {
     let copies = copies(&[4, 4, 4], 4);
-    let (reader, evictor) = (copies.join(), copies.join());
+    let (reader, evictor) = (copies.register(), copies.register());
     let before = copies.room_at(0);
     let held = copies.leave(0).expect("there is room");
     let NextMove::Begun(moved) = copies.begin_move() else {

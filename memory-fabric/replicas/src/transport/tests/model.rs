@@ -4,6 +4,9 @@ use super::fake::{page_with, version_of};
 use super::*;
 use fabric_pages::page::PAGE_SIZE;
 
+/// Donors that may join.
+const JOINERS: usize = 2;
+
 /// State of a page, as in the page map; the number is its current version.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Page {
@@ -34,6 +37,9 @@ pub struct World {
     /// Donors that began to leave, and those that have left.
     leaves: u32,
     left: u32,
+    /// The place of a donor that joins, and the thread that waits for it.
+    joining: Option<(usize, JoinHandle<bool>)>,
+    joined: u32,
     slots: Vec<u32>,
     seed: u64,
 }
@@ -48,7 +54,9 @@ impl World {
             1 => vec![4, 4, 4],
             _ => vec![3, 3, 3, 3],
         };
-        let bed = Bed::new(&slots, BLOCKS);
+        let bed = Bed::with_joiners(&slots, BLOCKS, JOINERS);
+        let of_start = |donor: usize| donor < slots.len();
+        let donors = 0..slots.len() + JOINERS;
         let (reader, evictor) = (bed.transport(Role::Reader), bed.transport(Role::Evictor));
         let pages = (0..PAGES_PER_BLOCK as u64).map(|page| page * PAGE_SIZE as u64);
         let blocks = (0..u64::from(BLOCKS)).map(|block| block * BLOCK_BYTES);
@@ -63,11 +71,13 @@ impl World {
             evictor,
             version: 0,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-            down: vec![false; slots.len()],
-            lost: vec![false; slots.len()],
+            down: vec![false; donors.len()],
+            lost: donors.map(|donor| !of_start(donor)).collect(),
             leaving: None,
             leaves: 0,
             left: 0,
+            joining: None,
+            joined: 0,
             slots,
             bed,
             seed,
@@ -81,8 +91,8 @@ impl World {
         usize::try_from(self.random >> 33).expect("31 bits") % limit
     }
 
-    /// Returns how many donors have left.
-    pub fn run(mut self, steps: usize) -> u32 {
+    /// Returns how many donors have left, and have joined.
+    pub fn run(mut self, steps: usize) -> (u32, u32) {
         for _ in 0..steps {
             match self.below(40) {
                 0..12 => self.use_page(),
@@ -92,8 +102,36 @@ impl World {
                 _ => self.disturb(),
             }
             self.see_off();
+            self.welcome();
         }
         self.settle()
+    }
+
+    /// A new donor joins in a place without one, or which one that is lost has left.
+    fn join(&mut self, donor: usize) {
+        if self.joining.is_some() || self.leaving.is_some() {
+            return;
+        }
+        let copies = self.bed.set.copies();
+        if !copies.has_left(as_u8(donor)) {
+            self.bed.set.retire(donor, Instant::now());
+            return;
+        }
+        self.joining = Some((donor, self.bed.join(donor, BLOCKS)));
+    }
+
+    /// Uses a donor that has joined.
+    fn welcome(&mut self) {
+        let has_ended = |joining: &mut (usize, JoinHandle<bool>)| joining.1.is_finished();
+        let Some((donor, thread)) = self.joining.take_if(has_ended) else {
+            return;
+        };
+        // False while a thread is connected to the last one in that place.
+        if thread.join().expect("no panic") {
+            self.lost[donor] = false;
+            self.down[donor] = false;
+            self.joined += 1;
+        }
     }
 
     /// A donor begins to leave.
@@ -105,7 +143,7 @@ impl World {
                 *ended.lock().expect("no panic") = Some(stayed);
             }
         };
-        if self.bed.set.leave(donor, Box::new(observer)).is_ok() {
+        if self.bed.set.leave(donor, &[], Box::new(observer)).is_ok() {
             self.leaves += 1;
             self.leaving = Some((donor, end));
         }
@@ -229,7 +267,11 @@ impl World {
         let has_no_copy = leaves.is_some_and(|(leaving, end)| {
             *leaving == donor && *end.lock().expect("no panic") == Some(0)
         });
-        if self.lost[donor] || has_no_copy {
+        if has_no_copy {
+            return;
+        }
+        if self.lost[donor] {
+            self.join(donor);
             return;
         }
         if self.down[donor] {
@@ -258,29 +300,33 @@ impl World {
 
     /// All donors that are not lost return; every request is answered, and both copies of each page
     /// are checked if there is room for two.
-    fn settle(mut self) -> u32 {
+    fn settle(mut self) -> (u32, u32) {
         for donor in 0..self.down.len() {
             if std::mem::take(&mut self.down[donor]) && !self.lost[donor] {
                 self.bed.restore(donor);
                 self.bed.set.up(donor);
             }
         }
-        let lost = self.lost.iter().filter(|lost| **lost).count();
+        let lost = self.lost[..self.slots.len()].iter();
+        let lost = lost.filter(|lost| **lost).count();
         // Of four donors, three have slots enough, but not always on two different ones, and a place
         // to which a copy was moving when a donor went out is not used again.
-        let can_repair = lost == 0 || (self.slots.len() == 3 && self.leaves == 0);
+        let can_repair =
+            (lost == 0 && self.joined == 0) || (self.slots.len() == 3 && self.leaves == 0);
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             self.poll_reader();
             self.poll_evictor();
             self.see_off();
+            self.welcome();
             if self.leaving.is_some() {
                 self.use_page();
                 self.fetch_run();
             }
             let is_moving = |page: &Page| matches!(page, Page::Writing(..) | Page::Fetching(_));
             let degraded = self.bed.set.copies().degraded();
-            let is_settled = self.leaving.is_none() && (!can_repair || degraded == 0);
+            let is_settled =
+                self.leaving.is_none() && self.joining.is_none() && (!can_repair || degraded == 0);
             if is_settled && !self.pages.iter().any(is_moving) {
                 break;
             }
@@ -304,10 +350,10 @@ impl World {
                 assert_eq!(found, version, "seed {seed}: page {index} at {place:?}");
             }
         }
-        self.left
+        (self.left, self.joined)
     }
 }
 
-fn as_u8(donor: usize) -> u8 {
+pub fn as_u8(donor: usize) -> u8 {
     u8::try_from(donor).expect("a few donors")
 }

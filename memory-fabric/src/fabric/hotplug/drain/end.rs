@@ -72,7 +72,7 @@ impl Inner {
     }
 
     /// Ends a lease of the guest's start to which no thread has a connection.
-    pub(super) fn end_lease(&self, link: usize) {
+    pub(in crate::fabric::hotplug) fn end_lease(&self, link: usize) {
         self.shared.policies.leave(link);
         let _ = self.adapter.try_send(Change::Forget(self.node_of(link)));
         if let Some(own_count) = self.leases.release(link) {

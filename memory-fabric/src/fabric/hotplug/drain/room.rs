@@ -13,14 +13,14 @@ const MIB: u64 = 1 << 20;
 
 /// What was found.
 #[derive(Debug, Default)]
-struct Found {
-    blocks: u32,
+pub(super) struct Found {
+    pub blocks: u32,
     /// For an error: what each donor has, or why it has nothing.
-    texts: Vec<String>,
+    pub texts: Vec<String>,
 }
 
 impl Found {
-    fn add(&mut self, who: &str, blocks: u32) {
+    pub fn add(&mut self, who: &str, blocks: u32) {
         self.blocks += blocks;
         let mib = u64::from(blocks) * BLOCK_BYTES / MIB;
         self.texts.push(format!("{who}: {mib} MiB"));
@@ -51,22 +51,27 @@ impl Inner {
         }
         let leases = self.lease_rest(drained, blocks, to, &mut found);
         if found.blocks < blocks {
-            let mib = |blocks: u32| u64::from(blocks) * BLOCK_BYTES / MIB;
-            if found.texts.is_empty() {
-                found.texts.push("there is no other donor".into());
-            }
             // The leases are released.
-            return Err(DrainError::TooLittle {
-                node: self.node_of(drained),
-                needed_mib: mib(blocks),
-                room_mib: mib(found.blocks),
-                found: found.texts.join("; "),
-                missing_mib: mib(blocks - found.blocks),
-            });
+            return Err(self.too_little(drained, blocks, found));
         }
         self.connect_all(leases, blocks, &mut places)?;
         self.note_taken(&places);
         Ok(places)
+    }
+
+    /// Returns the error for blocks of a donor for which less was found.
+    pub(super) fn too_little(&self, drained: usize, blocks: u32, mut found: Found) -> DrainError {
+        let mib = |blocks: u32| u64::from(blocks) * BLOCK_BYTES / MIB;
+        if found.texts.is_empty() {
+            found.texts.push("there is no other donor".into());
+        }
+        DrainError::TooLittle {
+            node: self.node_of(drained),
+            needed_mib: mib(blocks),
+            room_mib: mib(found.blocks),
+            found: found.texts.join("; "),
+            missing_mib: mib(blocks - found.blocks),
+        }
     }
 
     /// Leases what is missing from the donors in `to`, or those of the guest's start.
@@ -90,22 +95,33 @@ impl Inner {
             if missing == 0 {
                 break;
             }
-            let who = donor.address.to_string();
-            let Some(place) = self.free_place(donor.address, &leases) else {
-                let text = format!("{who}: as many donors have joined as can");
-                found.texts.push(text);
-                continue;
-            };
-            match self.lease(place, donor, u64::from(missing) * BLOCK_BYTES, true) {
-                Ok(leased) => {
-                    let lent = u32::try_from(leased.grant().bytes / BLOCK_BYTES);
-                    found.add(&who, lent.unwrap_or(u32::MAX).min(missing));
-                    leases.push((place, leased));
-                }
-                Err(error) => found.texts.push(describe(&error)),
-            }
+            self.lease_more(donor, missing, &mut leases, found);
         }
         leases
+    }
+
+    /// Leases up to so many blocks from a donor, in a place for one that joins.
+    pub(super) fn lease_more(
+        &self,
+        donor: &DonorAddress,
+        blocks: u32,
+        leases: &mut Vec<(usize, Leased)>,
+        found: &mut Found,
+    ) {
+        let who = donor.address.to_string();
+        let Some(place) = self.free_place(donor.address, leases) else {
+            let text = format!("{who}: as many donors have joined as can");
+            found.texts.push(text);
+            return;
+        };
+        match self.lease(place, donor, u64::from(blocks) * BLOCK_BYTES, true) {
+            Ok(leased) => {
+                let lent = u32::try_from(leased.grant().bytes / BLOCK_BYTES);
+                found.add(&who, lent.unwrap_or(u32::MAX).min(blocks));
+                leases.push((place, leased));
+            }
+            Err(error) => found.texts.push(describe(&error)),
+        }
     }
 
     /// Connects to donors that have lent, and adds homes there until there are `blocks`.
@@ -167,7 +183,7 @@ impl Inner {
         }
     }
 
-    fn slots_of(&self, state: &State, link: usize) -> u32 {
+    pub(super) fn slots_of(&self, state: &State, link: usize) -> u32 {
         let bytes = match link.checked_sub(self.shared.nodes.fixed()) {
             Some(joiner) => {
                 let links = state.joiners[joiner].links.as_ref();

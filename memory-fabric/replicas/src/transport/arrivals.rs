@@ -1,0 +1,34 @@
+//! Connections to donors that join while the transport is in use.
+
+use super::ReplicatedTransport;
+use crate::member::Member;
+use crate::set::Arrival;
+use fabric_transport::IN_FLIGHT_MAX;
+
+impl ReplicatedTransport {
+    /// Takes the connections to donors that join.
+    pub(super) fn take_arrivals(&mut self) {
+        let arrivals = std::mem::take(&mut *fabric_host::lock(&self.inbox));
+        for Arrival {
+            donor,
+            transport,
+            path,
+        } in arrivals
+        {
+            let donor = usize::from(donor);
+            if self.members.len() <= donor {
+                let added = (donor + 1 - self.members.len()) * IN_FLIGHT_MAX;
+                let (first, all) = (self.operations.len(), self.operations.len() + added);
+                self.operations.resize(all, None);
+                let number = |at: usize| u32::try_from(at).expect("a few donors");
+                self.free.extend((first..all).map(number));
+                self.unposted.reserve(all - self.unposted.len());
+                self.members.resize_with(donor + 1, Member::left);
+            }
+            debug_assert!(self.members[donor].has_left, "a place without a donor");
+            self.members[donor] = Member::joining(transport, path);
+            self.repairs.forget(donor);
+            self.set.note_connected(donor);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Donors with copies leave.
+
+use super::*;
+
+#[test]
+fn a_donor_of_two_copies_leaves_and_another_one_may_be_killed_then() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let nodes = [(); 3].map(|()| node(&place, &[]));
+    let mut flags = vec!["--replicas", "2"];
+    for (_, address) in &nodes {
+        flags.extend(["--donor", address]);
+    }
+    let vm = counting(&place, &flags);
+    let said = place.printed(&["drain", "leaves", "--node", "1", "--wait", "50"]);
+    assert!(said.contains("node 1 has left"), "{said}");
+    let now = status(&place);
+    let replicas = &now["memory"]["replicas"];
+    assert_eq!(count(replicas, "/degraded_bytes"), 0, "{now}");
+    assert_eq!(count(replicas, "/losses"), 0, "{now}");
+    assert_eq!(replicas["out"], serde_json::json!([]), "{now}");
+    assert_eq!(count(&now, "/nodes/1/memory_bytes"), 0, "{now}");
+    assert_eq!(count(&now, "/errors_total"), 0, "{now}");
+    let [(first, _), (second, _), _third] = nodes;
+    lends_nothing(&place, &first);
+    assert_eq!(first.end(libc::SIGKILL), None);
+    assert_eq!(second.end(libc::SIGKILL), None);
+    counted_right(&place, vm);
+}
+
+/// Starts a guest with two copies of its memory on these donors, which counts.
+fn with_copies(place: &Place, donors: &[&str], flags: &[&str]) -> Running {
+    let donors = donors.iter().flat_map(|address| ["--donor", address]);
+    let donors: Vec<&str> = donors.collect();
+    counting(place, &[&["--replicas", "2"], flags, &donors[..]].concat())
+}
+
+/// Asserts that each page has both copies, and that no donor was lost.
+#[track_caller]
+fn has_both_copies(now: &Value) {
+    let replicas = &now["memory"]["replicas"];
+    assert_eq!(count(replicas, "/degraded_bytes"), 0, "{now}");
+    assert_eq!(count(replicas, "/losses"), 0, "{now}");
+    assert_eq!(replicas["out"], serde_json::json!([]), "{now}");
+    assert_eq!(count(now, "/errors_total"), 0, "{now}");
+}
+
+#[test]
+fn both_donors_of_two_copies_leave_for_new_ones_while_a_guest_counts() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let nodes = [(); 4].map(|()| node(&place, &[]));
+    let [first_address, second_address, third_address, fourth_address] =
+        nodes.each_ref().map(|(_, address)| address.as_str());
+    let of_start = [first_address, second_address];
+    let vm = with_copies(&place, &of_start, &[]);
+    let zoned = format!("{fourth_address},zone=rack-4");
+    for (node, to) in [("1", third_address), (second_address, &zoned)] {
+        let arguments = ["drain", "leaves", "--node", node, "--to", to];
+        let said = place.printed(&[&arguments[..], &["--wait", "50"]].concat());
+        assert!(said.contains("has left"), "{said}");
+        has_both_copies(&status(&place));
+    }
+    let now = status(&place);
+    let held = |node: u32| count(&now, &format!("/nodes/{node}/memory_bytes"));
+    assert_eq!([1, 2].map(held), [0, 0], "{now}");
+    assert_eq!(held(3) + held(4), 2 * HALF, "{now}");
+    let placement = place.printed(&["status", "leaves", "--placement"]);
+    assert!(placement.contains("rack-4"), "{placement}");
+    assert!(placement.contains("on 3 and 4"), "{placement}");
+
+    let [(first, _), (second, _), (third, _), (fourth, _)] = nodes;
+    lends_nothing(&place, &first);
+    lends_nothing(&place, &second);
+    assert_eq!(first.end(libc::SIGKILL), None);
+    assert_eq!(second.end(libc::SIGKILL), None);
+    // Each of the new ones has a copy of everything.
+    assert_eq!(third.end(libc::SIGKILL), None);
+    counted_right(&place, vm);
+    lends_nothing(&place, &fourth);
+}
+
+#[test]
+fn a_new_donor_that_dies_while_copies_move_there_is_replaced_by_another_one() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let nodes = [(); 4].map(|()| node(&place, &[]));
+    let [first_address, second_address, third_address, fourth_address] =
+        nodes.each_ref().map(|(_, address)| address.clone());
+    let of_start = [first_address.as_str(), &second_address];
+    let vm = with_copies(&place, &of_start, &["--donor-grace", "1"]);
+    let asker = draining(&place, &third_address);
+    wait_for_move(&place);
+    let [(first, _), (_second, _), (third, _), (_fourth, _)] = nodes;
+    assert_eq!(third.end(libc::SIGKILL), None);
+    let said = failed(asker);
+    assert!(said.contains("stay"), "{said}");
+    // The first donor has room for what the third one had.
+    let deadline = Instant::now() + LIMIT;
+    while count(&status(&place), "/memory/replicas/degraded_bytes") > 0 {
+        assert!(Instant::now() < deadline, "{}", status(&place));
+    }
+    let to = ["--to", &fourth_address, "--wait", "50"];
+    place.printed(&[&["drain", "leaves", "--node", "1"][..], &to].concat());
+    lends_nothing(&place, &first);
+    assert_eq!(first.end(libc::SIGKILL), None);
+    let now = status(&place);
+    assert_eq!(count(&now, "/memory/replicas/degraded_bytes"), 0, "{now}");
+    counted_right(&place, vm);
+}
