@@ -206,7 +206,7 @@ pub struct MoveBody {
 pub struct DrainTarget {
     /// The donor: its number or address in the status.
     pub node: String,
-    /// The donors, `HOST:PORT[,name=NAME][,fingerprint=HEX]`, that get its memory;
+    /// The donors, `HOST:PORT[,name=NAME][,zone=ZONE][,fingerprint=HEX]`, that get its memory;
     /// new ones join. Without any, the other donors of the VM get it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub to: Vec<String>,
