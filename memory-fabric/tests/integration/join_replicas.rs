@@ -9,7 +9,7 @@ use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{DrainState, Sealing, TransportKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn donors<const N: usize>() -> [Option<Donor>; N] {
     std::array::from_fn(|_| Some(donor(GUEST)))
@@ -99,8 +99,18 @@ fn a_new_donor_that_is_killed_while_copies_move_there_loses_nothing_and_another_
         let degraded = view.replicas().expect("replicated").degraded_bytes;
         match stage {
             0 if done > 20_000 => {
+                // Before copies move.
+                let (pool, delay_us) = (Arc::clone(running(&lost).pool()), Arc::clone(&delay_us));
+                let slowed = std::thread::spawn(move || {
+                    let deadline = Instant::now() + Duration::from_secs(60);
+                    while pool.leases() == 0 {
+                        assert!(Instant::now() < deadline, "it does not join");
+                        std::thread::yield_now();
+                    }
+                    delay_us.store(20_000, Ordering::Relaxed);
+                });
                 drains.drain(node, &[joins(slow, None)]).expect("it joins");
-                delay_us.store(20_000, Ordering::Relaxed);
+                slowed.join().expect("no panic");
                 stage = 1;
             }
             1 if drain.as_ref().is_some_and(|drain| drain.moved_bytes > 0) => {

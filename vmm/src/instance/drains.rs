@@ -155,6 +155,7 @@ impl VmDrains {
         let (result_sender, result) = bounded(1);
         let drains = self.clone();
         let prepare = move || {
+            let before = drains.lenders();
             let begun = drains.drains.drain(node, &to);
             let begun = begun
                 .map_err(|error| refusal(&error))
@@ -165,7 +166,8 @@ impl VmDrains {
                 let mut state = drains.lock();
                 state.preparing = None;
                 match &begun {
-                    Ok(_) => state.named.extend(to),
+                    // One of the VM keeps what it was named with: its zone, and how much it lends.
+                    Ok(_) => state.named.extend(newcomers(to, &before)),
                     Err(refusal) => state.error = Some(refusal.text.clone()),
                 }
             }
@@ -250,6 +252,17 @@ fn lenders(view: &FabricView) -> Vec<Lender> {
             bytes: node.memory_bytes,
         })
         .collect()
+}
+
+/// Returns those that did not lend before.
+fn newcomers(to: Vec<DonorAddress>, before: &[Lender]) -> impl Iterator<Item = DonorAddress> {
+    let mut new = to;
+    new.retain(|donor| {
+        before
+            .iter()
+            .all(|lender| lender.address != Some(donor.address))
+    });
+    new.into_iter()
 }
 
 /// Returns those of `named` that have not left, as they were named last: all hold copies, or have
@@ -360,6 +373,14 @@ mod tests {
         let left = still_lending(&named, &lenders);
         assert_eq!(left, [at(b, Some(34)), at(c, None)]);
         assert_eq!(still_lending(&named, &[]), []);
+    }
+
+    #[test]
+    fn a_donor_of_the_vm_that_takes_over_keeps_what_it_was_named_with() {
+        let [old, new] = ["10.0.0.1:1", "10.0.0.2:1"];
+        let to = vec![at(old, None), at(new, None)];
+        let found: Vec<DonorAddress> = newcomers(to, &[lends(1, old, 4)]).collect();
+        assert_eq!(found, [at(new, None)]);
     }
 
     #[test]

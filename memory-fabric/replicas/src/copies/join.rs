@@ -29,6 +29,11 @@ impl Standing {
         matches!(self, Self::Member | Self::Emptied | Self::Joined)
     }
 
+    /// Whether blocks may have, or have had, places there.
+    pub(super) fn has_places(self) -> bool {
+        matches!(self, Self::Member | Self::Emptied | Self::Lost)
+    }
+
     pub(super) fn use_again(&mut self) {
         if *self == Self::Joined {
             *self = Self::Member;
@@ -125,10 +130,7 @@ impl Copies {
     /// lost, until it has left.
     #[must_use]
     pub fn is_member(&self, donor: u8) -> bool {
-        matches!(
-            self.lock().standing(donor),
-            Standing::Member | Standing::Emptied | Standing::Lost
-        )
+        self.lock().standing(donor).has_places()
     }
 }
 

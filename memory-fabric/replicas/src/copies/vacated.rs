@@ -74,10 +74,14 @@ impl Copies {
         self.epochs.newest.load(Ordering::Acquire)
     }
 
-    /// Keeps places that no block has any more.
+    /// Keeps places that no block has any more. Those of a donor that has left are gone, also if
+    /// another one joins with its number: no thread has a place there before it is used.
     pub(super) fn vacate(&self, ledger: &mut Ledger, places: impl IntoIterator<Item = Place>) {
         let before = ledger.kept.places.len();
-        ledger.kept.places.extend(places);
+        let Ledger { kept, loans, .. } = ledger;
+        let places = places.into_iter();
+        let is_kept = |place: &Place| loans[usize::from(place.donor)].standing.has_places();
+        kept.places.extend(places.filter(is_kept));
         if ledger.kept.places.len() > before {
             // Relaxed: a hint to look under the lock.
             self.epochs.keeps.store(true, Ordering::Relaxed);

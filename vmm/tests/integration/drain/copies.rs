@@ -83,34 +83,3 @@ fn both_donors_of_two_copies_leave_for_new_ones_while_a_guest_counts() {
     counted_right(&place, vm);
     lends_nothing(&place, &fourth);
 }
-
-#[test]
-fn a_new_donor_that_dies_while_copies_move_there_is_replaced_by_another_one() {
-    if !support::kvm_is_there() {
-        return;
-    }
-    let place = Place::new();
-    let nodes = [(); 4].map(|()| node(&place, &[]));
-    let [first_address, second_address, third_address, fourth_address] =
-        nodes.each_ref().map(|(_, address)| address.clone());
-    let of_start = [first_address.as_str(), &second_address];
-    let vm = with_copies(&place, &of_start, &["--donor-grace", "1"]);
-    let asker = draining(&place, &third_address);
-    wait_for_move(&place);
-    let [(first, _), (_second, _), (third, _), (_fourth, _)] = nodes;
-    assert_eq!(third.end(libc::SIGKILL), None);
-    let said = failed(asker);
-    assert!(said.contains("stay"), "{said}");
-    // The first donor has room for what the third one had.
-    let deadline = Instant::now() + LIMIT;
-    while count(&status(&place), "/memory/replicas/degraded_bytes") > 0 {
-        assert!(Instant::now() < deadline, "{}", status(&place));
-    }
-    let to = ["--to", &fourth_address, "--wait", "50"];
-    place.printed(&[&["drain", "leaves", "--node", "1"][..], &to].concat());
-    lends_nothing(&place, &first);
-    assert_eq!(first.end(libc::SIGKILL), None);
-    let now = status(&place);
-    assert_eq!(count(&now, "/memory/replicas/degraded_bytes"), 0, "{now}");
-    counted_right(&place, vm);
-}

@@ -42,8 +42,12 @@ impl Pager {
     /// Reads these pages, which have to have the last version.
     fn read(&mut self) {
         for block in 0..4 {
-            let posted = self.reader.post_read(Ticket(5), block * BLOCK_BYTES);
-            posted.expect("room");
+            let deadline = Instant::now() + Duration::from_secs(30);
+            // Requests wait while the reader notes that donors have changed.
+            while self.reader.post_read(Ticket(5), block * BLOCK_BYTES) == Err(Full) {
+                assert!(Instant::now() < deadline, "no room for a read");
+                self.poll();
+            }
             let wanted = [(5, self.version)];
             poll_until(&mut self.reader, "read", |done| done == wanted);
         }

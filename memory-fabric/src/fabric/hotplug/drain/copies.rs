@@ -37,8 +37,7 @@ impl Inner {
         let link = self.begin_copies(set, node)?;
         let room = self.room_for_copies(set, link, to);
         let mut state = self.lock();
-        state.joining = false;
-        let Targets { all, joined } = room?;
+        let Targets { all, joined } = room.inspect_err(|_| state.joining = false)?;
         let progress = Arc::<MoveProgress>::default();
         let (end, ended) = bounded(1);
         let moved = Arc::clone(&progress);
@@ -60,10 +59,13 @@ impl Inner {
             Ok(blocks) => blocks,
             Err(refused) => {
                 drop(state);
+                // Before another drain can move copies to them.
                 self.part_members(set, joined);
+                self.lock().joining = false;
                 return Err(refused);
             }
         };
+        state.joining = false;
         let drain = Drain {
             node,
             blocks,
