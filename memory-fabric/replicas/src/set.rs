@@ -324,7 +324,8 @@ impl ReplicaSet {
     /// Drops connections that no thread has taken.
     fn drop_arrivals(&self, donor: usize) {
         let id = Self::id(donor);
-        for inbox in lock(&self.inboxes).clone() {
+        let inboxes = lock(&self.inboxes).clone();
+        for inbox in inboxes {
             let mut arrivals = lock(&inbox);
             let untaken: Vec<_> = arrivals.extract_if(.., |one| one.donor == id).collect();
             drop(arrivals);

@@ -4,16 +4,19 @@ use super::ReplicatedTransport;
 use crate::member::Member;
 use crate::set::Arrival;
 use fabric_transport::IN_FLIGHT_MAX;
+use std::sync::Arc;
 
 impl ReplicatedTransport {
     /// Takes the connections to donors that join.
     pub(super) fn take_arrivals(&mut self) {
-        let arrivals = std::mem::take(&mut *fabric_host::lock(&self.inbox));
+        let inbox = Arc::clone(&self.inbox);
+        // Held until they are counted: one that is neither here nor counted would outlive its donor.
+        let mut arrivals = fabric_host::lock(&inbox);
         for Arrival {
             donor,
             transport,
             path,
-        } in arrivals
+        } in arrivals.drain(..)
         {
             let donor = usize::from(donor);
             if self.members.len() <= donor {
