@@ -203,6 +203,9 @@ pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
     let stats = view.stats();
     // Again, after what was sent: pages still travel while a VM ends.
     report.memory.sealing = sealing(summaries, view);
+    if let Some(before) = &report.memory.lost {
+        report.memory.lost = lost(view, before.machine_checks);
+    }
     report.nodes = nodes(summaries, view);
     report.evictions = stats.evictions.get();
     report.evictions_unchanged = stats.evictions_unchanged.get();

@@ -51,9 +51,12 @@ impl Inner {
         for &class in &self.classes {
             let port = shared.port_of(class);
             if port.replace_transport(link, Box::new(Vacant)).is_none() {
-                if !shared.lifecycle.is_stopping() {
-                    (self.observer)(FabricEvent::Link(LinkEvent::Lost { node, reason }));
+                if shared.lifecycle.is_stopping() {
+                    // Nothing is fetched any more. A lost page can be what ends the guest, and what
+                    // else is lost is reported all the same.
+                    break;
                 }
+                (self.observer)(FabricEvent::Link(LinkEvent::Lost { node, reason }));
                 return;
             }
         }
