@@ -201,7 +201,7 @@ fn lost(view: &FabricView, machine_checks: u64) -> Option<LostUsed> {
 /// Copies the pager's counters into a report.
 pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
     let stats = view.stats();
-    // Again, after what was sent: pages still travel while a VM ends.
+    // Again, after the summaries: a VM that ends still writes pages, and looks for lost ones.
     report.memory.sealing = sealing(summaries, view);
     if let Some(before) = &report.memory.lost {
         report.memory.lost = lost(view, before.machine_checks);

@@ -82,7 +82,7 @@ impl Wakes {
             let begin = Deadline::after(0);
             let started = Instant::now();
             self.wake(1, round, other);
-            if !self.sleep(0, round, LOOK) {
+            if !self.sleep(0, round) {
                 // Unless the other has lost one and said so.
                 seen.lost += u64::from(!self.is_over.load(Ordering::Acquire));
                 break;
@@ -99,7 +99,7 @@ impl Wakes {
 
     fn answer(&self, other: &Thread, seen: &mut Seen) {
         for round in 1.. {
-            if !self.sleep(1, round, LOOK) {
+            if !self.sleep(1, round) {
                 if !self.is_over.swap(true, Ordering::AcqRel) {
                     seen.lost += 1;
                     other.unpark();
@@ -117,25 +117,28 @@ impl Wakes {
         thread.unpark();
     }
 
-    /// Sleeps until woken for this round, and looks for it each `look`; returns false when that does
-    /// not happen, or the round came long ago and woke nobody.
-    fn sleep(&self, role: usize, round: u64, look: Duration) -> bool {
+    /// Sleeps until woken for this round; returns false when that does not happen.
+    fn sleep(&self, role: usize, round: u64) -> bool {
         let begin = Instant::now();
-        let mut has_slept_through = false;
+        let mut slept = Duration::ZERO;
         loop {
             if self.rounds[role].load(Ordering::Acquire) >= round {
                 let woken = Duration::from_nanos(self.woken_ns[role].load(Ordering::Relaxed));
-                let late = self.begun.elapsed().saturating_sub(woken);
-                return !has_slept_through || late < look.min(LOST);
+                return has_woken(slept, self.begun.elapsed().saturating_sub(woken));
             }
             if self.is_over.load(Ordering::Acquire) || begin.elapsed() >= SILENT {
                 return false;
             }
             let parked = Instant::now();
-            thread::park_timeout(look);
-            has_slept_through = parked.elapsed() >= look;
+            thread::park_timeout(LOOK);
+            slept = parked.elapsed();
         }
     }
+}
+
+/// Returns whether a wake-up that was sent so long ago is what ended a sleep.
+fn has_woken(slept: Duration, sent_before: Duration) -> bool {
+    slept < LOOK || sent_before < LOST
 }
 
 /// Registers this process for [`Calls`], and returns whether the kernel has them.
@@ -236,39 +239,20 @@ mod tests {
     fn a_wake_up_that_never_came_ends_the_wait() {
         let wakes = Wakes::default();
         wakes.rounds[1].store(3, Ordering::Release);
-        assert!(wakes.sleep(1, 3, LOOK));
+        assert!(wakes.sleep(1, 3));
         wakes.is_over.store(true, Ordering::Release);
-        assert!(!wakes.sleep(1, 4, LOOK));
+        assert!(!wakes.sleep(1, 4));
     }
 
     #[test]
-    fn a_round_that_woke_nobody_is_lost() {
-        let look = Duration::from_secs(1);
-        let wakes = Wakes {
-            begun: Instant::now() - look * 60,
-            ..Wakes::default()
-        };
-        thread::scope(|scope| {
-            let sleeper = scope.spawn(|| wakes.sleep(0, 1, look));
-            thread::sleep(look / 4);
-            // Came as long ago as it sleeps at most, and nobody unparks it.
-            let woken = (wakes.begun.elapsed() - look).as_nanos();
-            let woken = u64::try_from(woken).expect("a minute");
-            wakes.woken_ns[0].store(woken, Ordering::Relaxed);
-            wakes.rounds[0].store(1, Ordering::Release);
-            assert!(!sleeper.join().expect("no panic"));
-        });
-    }
-
-    #[test]
-    fn an_answer_that_takes_long_is_not_lost() {
-        let look = Duration::from_secs(1);
-        let wakes = Wakes::default();
-        thread::scope(|scope| {
-            let sleeper = scope.spawn(|| wakes.sleep(0, 1, look));
-            thread::sleep(look * 5 / 2);
-            wakes.wake(0, 1, sleeper.thread());
-            assert!(sleeper.join().expect("no panic"));
-        });
+    fn a_wake_up_is_lost_if_the_sleeper_ran_long_after_it_and_only_to_look() {
+        let moment = Duration::from_millis(1);
+        // Before the thread slept, and after a wait for the other CPU of any length.
+        assert!(has_woken(Duration::ZERO, SILENT));
+        assert!(has_woken(LOOK - moment, LOOK));
+        // The sleeper looked, and the answer had just come.
+        assert!(has_woken(LOOK, LOST - moment));
+        assert!(!has_woken(LOOK, LOST));
+        assert!(!has_woken(LOOK, LOOK - moment));
     }
 }
