@@ -1,14 +1,15 @@
 //! The certificate of this process, and warnings before it expires.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use fabric_identity::{ReloadError, Role, SharedCredentials};
 use fabric_pki::date_text;
+
+use crate::intervals::Intervals;
 
 /// A certificate with less time left is warned about.
 const WARNED_SECONDS: i64 = 30 * DAY_SECONDS;
@@ -45,8 +46,7 @@ pub fn warn_of_expiry(credentials: &SharedCredentials) {
 /// Warns again on each day on which the credentials in use expire soon, until it is dropped.
 #[derive(Debug)]
 pub struct DailyWarning {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Intervals,
 }
 
 impl DailyWarning {
@@ -56,35 +56,12 @@ impl DailyWarning {
     ///
     /// Fails when the host has no thread left.
     pub fn start(credentials: Arc<SharedCredentials>) -> io::Result<Self> {
-        Self::each(DAY, move || warn_of_expiry(&credentials))
-    }
-
-    fn each(interval: Duration, warn: impl Fn() + Send + 'static) -> io::Result<Self> {
-        let (stop, stopped) = bounded(0);
-        let thread = std::thread::Builder::new()
-            .name("expiry".into())
-            .spawn(move || repeat(&stopped, interval, warn))?;
-        Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for DailyWarning {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            // It has no result.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Warns in each interval until `stopped` is disconnected.
-fn repeat(stopped: &Receiver<()>, interval: Duration, warn: impl Fn()) {
-    while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        warn();
+        let warn = move || {
+            warn_of_expiry(&credentials);
+            ControlFlow::Continue(())
+        };
+        let _thread = Intervals::start("expiry", DAY, warn)?;
+        Ok(Self { _thread })
     }
 }
 
@@ -116,21 +93,5 @@ mod tests {
         );
         assert!(text.contains("ssi-hv pki renew"), "{text}");
         assert!(warned(-5).is_some_and(|text| text.contains("in 0 days")));
-    }
-
-    #[test]
-    fn it_is_warned_again_and_again_until_the_end() {
-        let (warned, warnings) = bounded(0);
-        let daily = DailyWarning::each(Duration::from_millis(1), move || {
-            // Nobody waits for more at the end.
-            let _ = warned.send(());
-        });
-        let daily = daily.expect("a thread");
-        for _ in 0..3 {
-            let limit = Duration::from_secs(60);
-            warnings.recv_timeout(limit).expect("a warning");
-        }
-        drop(warnings);
-        drop(daily);
     }
 }

@@ -10,6 +10,7 @@ pub mod failure;
 pub mod forced_end;
 pub mod host;
 pub mod instance;
+mod intervals;
 pub mod lifeline;
 pub mod logging;
 mod memory_speed;

@@ -6,15 +6,15 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use fabric_identity::{CertificateDer, SharedCredentials};
 use memory_fabric::compute::{Carrier, ControlStream};
 
 use crate::failure::describe;
+use crate::intervals::Intervals;
 
 /// Interval of the checks: how long a certificate is used after it is not valid any more, as at a
 /// node.
@@ -53,61 +53,31 @@ impl ShownBy {
     }
 }
 
-/// Checks certificates until it is dropped.
+/// Checks certificates until it is dropped, which waits for a connection that it makes.
 #[derive(Debug)]
 pub struct NodeCertificates {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Intervals,
 }
 
 impl NodeCertificates {
-    /// Starts to check. `lost` is called once, with the place of a node and the reason, when a node has
-    /// no valid certificate any more.
+    /// Starts to check. `lost` is called with the place of the first node that has no valid certificate
+    /// any more, and the reason; then the checks end.
     pub fn watch(
-        nodes: Vec<ShownBy>,
+        mut nodes: Vec<ShownBy>,
         credentials: Arc<SharedCredentials>,
-        lost: impl FnOnce(u8, &str) + Send + 'static,
+        lost: impl Fn(u8, &str) + Send + 'static,
     ) -> io::Result<Self> {
-        let (stop, stopped) = bounded(0);
-        let thread = std::thread::Builder::new()
-            .name("certificates".into())
-            .spawn(move || {
-                if let Some((place, why)) = watch(nodes, &credentials, &stopped) {
-                    lost(place, &why);
+        let check = move || {
+            credentials.refresh();
+            for node in &mut nodes {
+                if let Err(why) = node.check(&credentials) {
+                    lost(node.place, &why);
+                    return ControlFlow::Break(());
                 }
-            })?;
-        Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for NodeCertificates {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            // It has no result. A connection that it makes has a deadline.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn watch(
-    mut nodes: Vec<ShownBy>,
-    credentials: &SharedCredentials,
-    stopped: &Receiver<()>,
-) -> Option<(u8, String)> {
-    loop {
-        match stopped.recv_timeout(INTERVAL) {
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => return None,
-        }
-        credentials.refresh();
-        for node in &mut nodes {
-            if let Err(why) = node.check(credentials) {
-                return Some((node.place, why));
             }
-        }
+            ControlFlow::Continue(())
+        };
+        let _thread = Intervals::start("certificates", INTERVAL, check)?;
+        Ok(Self { _thread })
     }
 }
