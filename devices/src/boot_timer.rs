@@ -1,4 +1,4 @@
-//! What the guest reports of its boot, and when.
+//! What the guest reports of its boot, and when; and what is seen of it without a report.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -13,12 +13,12 @@ pub const BOOT_TIMER_INIT_REACHED: u8 = 0x7b;
 /// The byte that reports that the guest has booted, and begins with what it is for.
 pub const BOOT_TIMER_READY: u8 = 0x7c;
 
-/// What a guest reports of its boot.
+/// What happens while a guest boots.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum BootEvent {
-    /// Its init runs.
+    /// Its init runs: it reports that, or was seen to run a program.
     Init,
-    /// It has booted.
+    /// It has booted, as it reports.
     Ready,
 }
 
@@ -40,6 +40,8 @@ pub struct BootTimer {
     start: OnceLock<Instant>,
     to_init: OnceLock<Duration>,
     to_ready: OnceLock<Duration>,
+    init_known: OnceLock<()>,
+    ready_known: OnceLock<()>,
     on_event: OnceLock<Box<dyn Fn(BootEvent) + Send + Sync>>,
 }
 
@@ -49,6 +51,7 @@ impl fmt::Debug for BootTimer {
             .field("start", &self.start)
             .field("to_init", &self.to_init)
             .field("to_ready", &self.to_ready)
+            .field("init_known", &self.init_known)
             .finish_non_exhaustive()
     }
 }
@@ -59,8 +62,8 @@ impl BootTimer {
         Self::default()
     }
 
-    /// Sets what to do when the guest reports an event for the first time. It is called on the thread
-    /// that carries out the guest's write, and must not wait. Only the first call has an effect.
+    /// Sets what to do when an event happens for the first time. It is called on the thread of the
+    /// vCPU that reports it or was seen, and must not wait. Only the first call has an effect.
     pub fn on_event(&self, call: impl Fn(BootEvent) + Send + Sync + 'static) {
         let _ = self.on_event.set(Box::new(call));
     }
@@ -80,6 +83,31 @@ impl BootTimer {
         self.time_of(event).get().copied()
     }
 
+    /// Returns whether an event has happened, reported or not.
+    pub fn has_happened(&self, event: BootEvent) -> bool {
+        self.known(event).get().is_some()
+    }
+
+    /// A vCPU was seen in user mode. A guest that reports nothing is known by that to run its init.
+    pub fn program_seen(&self) {
+        self.happened(BootEvent::Init);
+    }
+
+    fn known(&self, event: BootEvent) -> &OnceLock<()> {
+        match event {
+            BootEvent::Init => &self.init_known,
+            BootEvent::Ready => &self.ready_known,
+        }
+    }
+
+    fn happened(&self, event: BootEvent) {
+        if self.known(event).set(()).is_ok()
+            && let Some(call) = self.on_event.get()
+        {
+            call(event);
+        }
+    }
+
     fn time_of(&self, event: BootEvent) -> &OnceLock<Duration> {
         match event {
             BootEvent::Init => &self.to_init,
@@ -94,9 +122,7 @@ impl BootTimer {
         let time = start.elapsed();
         if self.time_of(event).set(time).is_ok() {
             tracing::debug!(?event, ?time, "the guest reports its boot");
-            if let Some(call) = self.on_event.get() {
-                call(event);
-            }
+            self.happened(event);
         }
     }
 }
@@ -149,6 +175,23 @@ mod tests {
         timer.write(0, &[BOOT_TIMER_READY]);
         assert_eq!(timer.time_to(BootEvent::Ready), ready);
         assert_eq!(events(), [BootEvent::Init, BootEvent::Ready]);
+    }
+
+    #[test]
+    fn a_program_that_is_seen_is_no_report_and_an_event_happens_once() {
+        let timer = BootTimer::new();
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let called = Arc::clone(&calls);
+        timer.on_event(move |event| called.lock().unwrap().push(event));
+        timer.start();
+        assert!(!timer.has_happened(BootEvent::Init));
+        timer.program_seen();
+        assert!(timer.has_happened(BootEvent::Init) && !timer.has_happened(BootEvent::Ready));
+        assert_eq!(timer.to_init(), None);
+        timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
+        assert!(timer.to_init().is_some());
+        timer.program_seen();
+        assert_eq!(*calls.lock().unwrap(), [BootEvent::Init]);
     }
 
     proptest! {

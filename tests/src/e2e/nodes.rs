@@ -34,6 +34,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         hosts: Hosts::TWO_6_12,
         run: by_rdma,
     },
+    Scenario {
+        name: "nodes_first_program",
+        about: "a CPU goes to another host when a stock kernel runs its first program, which reports nothing",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: first_program,
+    },
 ];
 
 /// Run by name: its guest boots until init, and goes on on two hosts.
@@ -161,10 +168,12 @@ fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
     if has_credentials {
         guest
             .more
-            .extend(["--node", "10.77.0.2:7700,cpus=1,name=alpha"]);
+            .extend(["--node", "10.77.0.2:7700,cpus=1,name=alpha,from=start"]);
         guest.more.extend(["--credentials", "/tmp/two"]);
     } else {
-        guest.more.extend(["--node", "10.77.0.2:7700,cpus=1"]);
+        guest
+            .more
+            .extend(["--node", "10.77.0.2:7700,cpus=1,from=start"]);
     }
     if connected == Connected::Rdma {
         guest.more.extend(["--transport", "rdma"]);
@@ -205,6 +214,45 @@ fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
     ensure!(report["lent_bytes"] == 0, "the node's report: {report}");
     context.note(format!(
         "2 CPUs on 2 hosts after {:.0} s (emulated)",
+        time.as_secs_f64()
+    ));
+    Ok(Verdict::Pass)
+}
+
+/// A program of which nothing tells the VM.
+const SPINS: &str = "nokaslr rdinit=/bin/sh -- -c \"while :; do :; done\"";
+/// What `run` says when the CPU moves.
+const MOVES: &str = "init runs: a vCPU moves cpu=1 node=1";
+
+fn first_program(context: &Context<'_>) -> Result {
+    let node = Donor::lending(context, "512M", &["--cpus", "1"])?;
+    let mut guest = Guest {
+        memory: "256M",
+        cmdline: SPINS.to_owned(),
+        ..Guest::local(2, "")
+    };
+    guest.more.extend(["--node", "10.77.0.2:7700,cpus=1"]);
+    let started = Instant::now();
+    let process = guest.start(context)?;
+    process
+        .wait_for_line(MOVES, INIT_DEADLINE)
+        .with_context(|| format!("errors: {}", process.stderr()))?;
+    let time = started.elapsed();
+    process.kill(libc::SIGTERM)?;
+    let guest = Finished::read(context, process.wait(SHORT)?)?;
+    guest.expect_exit(TERMINATED)?;
+    ensure!(
+        guest.report["boot"]["to_init_ms"].is_null(),
+        "it has reported its boot: {}",
+        guest.report["boot"]
+    );
+    let console = &guest.output.stdout;
+    ensure!(console.contains(BROUGHT_UP), "console: {console}");
+    returned(context, &node)?;
+    let report = node.end(context)?;
+    ensure!(report["lent_bytes"] == 0, "the node's report: {report}");
+    context.note(format!(
+        "a program after {:.0} s (emulated)",
         time.as_secs_f64()
     ));
     Ok(Verdict::Pass)
@@ -265,9 +313,8 @@ fn beside_donor(context: &Context<'_>) -> Result {
     guest.more.extend(["--donor", "10.77.0.3:7700,memory=192M"]);
     let started = Instant::now();
     let process = guest.start(context)?;
-    let moves = "init runs: a vCPU moves cpu=1 node=1";
     process
-        .wait_for_line(moves, INIT_DEADLINE)
+        .wait_for_line(MOVES, INIT_DEADLINE)
         .with_context(|| format!("errors: {}", process.stderr()))?;
     let to_init = started.elapsed();
     let wanted = [DONOR_PAGES_MIN, DONOR_PAGES_MIN, NODE_PAGES_MIN];

@@ -124,7 +124,7 @@ const FROM_INIT: Layout = Layout {
     ..TWO
 };
 const TWO_FROM_START: Layout = Layout {
-    second: ["1", "10.77.0.2:7700,cpus=1"],
+    second: ["1", "10.77.0.2:7700,cpus=1,from=start"],
     ..TWO
 };
 const MERGED: Layout = Layout {
@@ -234,7 +234,8 @@ fn run(
 }
 
 fn verified(context: &Context<'_>, layout: &Layout, kernel: &'static str) -> Result {
-    let exec = format!("{QUIET}; faultprobe --ssi --seconds 60");
+    // Each pair of CPUs gets a part of this time.
+    let exec = format!("{QUIET}; faultprobe --ssi --seconds {}", 30 * layout.cpus);
     let (guest, to_init) = run(context, layout, kernel, &exec)?;
     let probe = guest.faultprobe_over(1 << 16)?;
     ensure!(probe["violations"] == 0, "violations: {probe}");

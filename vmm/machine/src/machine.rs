@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devices::{
-    BootTimer, Bus, COM1_IRQ, COM2_IRQ, COM2_PORT, ConsoleOutput, MachineEvents, PmRegisters,
-    SERIAL_LEN, SerialPort,
+    BootEvent, BootTimer, Bus, COM1_IRQ, COM2_IRQ, COM2_PORT, ConsoleOutput, MachineEvents,
+    PmRegisters, SERIAL_LEN, SerialPort,
 };
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
@@ -201,7 +201,7 @@ impl Machine {
             Ok(Arc::new(Seats::new(maker, nodes, control.kicks())))
         });
         let seats = seats.transpose()?;
-        let vcpus = match &seats {
+        let mut vcpus = match &seats {
             Some(seats) => seats.vcpus()?,
             None => model.create_vcpus(&vm, &interrupts, &config.pinning)?,
         };
@@ -225,6 +225,11 @@ impl Machine {
         });
         let nodes = nodes.transpose()?;
         if let Some(mover) = nodes.as_ref().map(Primary::mover) {
+            if mover.awaits(BootEvent::Init) {
+                for vcpu in &mut vcpus {
+                    vcpu.first_program = Some(Arc::clone(&boot_timer));
+                }
+            }
             boot_timer.on_event(move |event| mover.booted(event));
         }
         Ok(Self {

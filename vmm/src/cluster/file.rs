@@ -283,6 +283,7 @@ fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, Cluste
     let called = called.unwrap_or(default_name).to_owned();
     let wrong = |message: String| part(path, &called, message);
 
+    let has_from = own.contains_key("from");
     let place: Place = typed(own).map_err(wrong)?;
     check_place(&place, &keys).map_err(|message| wrong(message.to_owned()))?;
     if let Some(destination) = &place.ssh {
@@ -292,7 +293,7 @@ fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, Cluste
         keys.insert("listen".into(), LISTEN_DEFAULT.into());
     }
     let config: NodeSettings = typed(keys).map_err(wrong)?;
-    if !place.from.is_start() && config.cpus == 0 {
+    if has_from && config.cpus == 0 {
         return Err(wrong(format!(
             "from = \"{}\" is for vCPUs, and it lends none; give cpus = N, or remove from",
             place.from
@@ -361,7 +362,7 @@ pub(super) fn keys_of_places() -> Vec<String> {
         program: Some("p".into()),
         namespace: true,
         address: "h:1".parse().ok(),
-        from: crate::config::node_arg::CpusFrom::Init,
+        from: crate::config::node_arg::CpusFrom::Start,
         zone: Some("z".into()),
     };
     let table = file::to_table(&place).expect("is TOML");

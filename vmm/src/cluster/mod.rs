@@ -55,7 +55,7 @@ pub struct Place {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<HostPort>,
     /// Since when its vCPUs are there.
-    #[serde(skip_serializing_if = "CpusFrom::is_start")]
+    #[serde(skip_serializing_if = "CpusFrom::is_default")]
     pub from: CpusFrom,
     /// The failure domain of the memory that it lends.
     #[serde(skip_serializing_if = "Option::is_none")]

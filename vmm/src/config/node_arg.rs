@@ -1,5 +1,5 @@
 //! A node that runs vCPUs of a VM, as it is named:
-//! `HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init|ready]`.
+//! `HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=start|ready]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,9 +35,9 @@ pub struct NodeArg {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpusFrom {
     /// Since the start of the guest.
-    #[default]
     Start,
-    /// Since the guest has reported that its init runs: until then they are on the primary.
+    /// Since the guest runs its first program: until then they are on the primary.
+    #[default]
     Init,
     /// Since the guest has reported that it has booted: until then they are on the primary.
     Ready,
@@ -46,11 +46,11 @@ pub enum CpusFrom {
 impl CpusFrom {
     /// Returns whether it is the default, which files do not have.
     #[must_use]
-    pub fn is_start(&self) -> bool {
-        *self == Self::Start
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 
-    /// What the guest has to report before its vCPUs go to the node.
+    /// What has to happen in the guest before its vCPUs go to the node.
     #[must_use]
     pub const fn event(self) -> Option<BootEvent> {
         match self {
@@ -94,7 +94,7 @@ pub enum ParseNodeError {
     Address(#[from] ParseAddressError),
     /// An unknown option follows the address.
     #[error(
-        "`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=init|ready]"
+        "`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE][,name=NAME][,from=start|ready]"
     )]
     Option {
         /// The unknown part.
@@ -129,9 +129,9 @@ pub enum ParseNodeError {
     },
     /// vCPUs do not come at that time.
     #[error(
-        "`from={given}` is none of `from=start`, for vCPUs that are on the node from the start of the \
-         guest, `from=init`, for such that go there when the guest's init runs, and `from=ready`, when \
-         the guest has booted"
+        "`from={given}` is none of `from=init`, the default, for vCPUs that go to the node when the \
+         guest's init runs, `from=ready`, when the guest has booted, and `from=start`, for such that are \
+         there from the start"
     )]
     From {
         /// What was given.
@@ -160,9 +160,9 @@ impl fmt::Display for NodeArg {
         if let Some(name) = &self.name {
             write!(f, ",name={name}")?;
         }
-        match self.from {
-            CpusFrom::Start => Ok(()),
-            from => write!(f, ",from={from}"),
+        match self.from.is_default() {
+            true => Ok(()),
+            false => write!(f, ",from={}", self.from),
         }
     }
 }
@@ -258,18 +258,19 @@ mod tests {
     }
 
     #[test]
-    fn the_vcpus_of_a_node_come_at_the_start_or_with_init() {
+    fn the_vcpus_of_a_node_come_with_init_or_at_another_time() {
         let node = |text: &str| text.parse::<NodeArg>();
         let late = node("h:1,from=init,cpus=2,memory=1G").expect("a node");
         assert_eq!(late.from, CpusFrom::Init);
-        assert_eq!(late.to_string(), "h:1,cpus=2,memory=1 GiB,from=init");
+        assert_eq!(late.to_string(), "h:1,cpus=2,memory=1 GiB");
+        assert_eq!(node("h:1,cpus=2,memory=1G"), Ok(late.clone()));
         let ready = node_named("h:1,cpus=2,from=ready");
         assert_eq!(ready, ("h:1,cpus=2,from=ready".into(), true));
         assert_eq!(node(&late.to_string()), Ok(late));
         let soon = node("h:1,cpus=2,from=start").expect("a node");
         assert_eq!(
             (soon.from, soon.to_string()),
-            (CpusFrom::Start, "h:1,cpus=2".into())
+            (CpusFrom::Start, "h:1,cpus=2,from=start".into())
         );
         let refused = |text: &str| node(text).expect_err(text).to_string();
         let text = refused("h:1,cpus=1,from=boot");

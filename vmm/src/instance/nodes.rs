@@ -67,11 +67,11 @@ fn named_late(nodes: &[ComputeNode], event: BootEvent) -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// What the guest reports with an event, and the value of `from=` that waits for it.
-const fn reported(event: BootEvent) -> (&'static str, &'static str) {
+/// What the guest has done when an event happens, and the value of `from=` that waits for it.
+const fn awaited(event: BootEvent) -> (&'static str, &'static str) {
     match event {
-        BootEvent::Init => ("that its init runs", "init"),
-        BootEvent::Ready => ("that it has booted", "ready"),
+        BootEvent::Init => ("run a program", "init"),
+        BootEvent::Ready => ("reported that it has booted", "ready"),
     }
 }
 
@@ -250,10 +250,10 @@ impl OtherNodes {
                 let late = late(&nodes);
                 for event in EVENTS {
                     if let Some(names) = named_late(&nodes, event) {
-                        let (what, byte) = (reported(event).0, event.byte());
+                        let (what, byte) = (awaited(event).0, event.byte());
                         tracing::info!(
-                            "the vCPUs of {names} begin on this host, and move when the guest \
-                             reports {what}, by writing {byte:#x} to port {BOOT_TIMER_PORT:#x}"
+                            "the vCPUs of {names} begin on this host, and move when the guest has \
+                             {what}, or writes {byte:#x} to port {BOOT_TIMER_PORT:#x}"
                         );
                     }
                 }
@@ -321,22 +321,22 @@ impl OtherNodes {
     }
 
     /// Releases the nodes after the end of the run. `all_ended`: no thread touches the guest's
-    /// memory any more. `has_reported`: whether the guest has reported an event. Returns the failure
+    /// memory any more. `has_happened`: whether an event of the guest's boot has. Returns the failure
     /// if a node was lost.
     pub fn end(
         self,
         outcome: &Result<Outcome, MachineError>,
         all_ended: bool,
-        has_reported: impl Fn(BootEvent) -> bool,
+        has_happened: impl Fn(BootEvent) -> bool,
     ) -> Option<Failure> {
         for event in EVENTS {
             if let Some(names) = named_late(&self.nodes, event)
-                && !has_reported(event)
+                && !has_happened(event)
             {
-                let (what, from) = reported(event);
+                let (what, from) = awaited(event);
                 tracing::warn!(
-                    "the guest has not reported {what}: the vCPUs of {names} with from={from} stayed \
-                     on this host, unless `ssi-hv move` has moved them"
+                    "the guest has not {what}: the vCPUs of {names} with from={from} stayed on this \
+                     host, unless `ssi-hv move` has moved them; from=start has them there from the start"
                 );
             }
         }

@@ -346,7 +346,7 @@ impl Run<'_> {
         let all_ended = handle.all_vcpus_ended();
         let init_ran = handle.time_to_init().is_some();
         let lost = others
-            .and_then(|others| others.end(&outcome, all_ended, |event| handle.has_reported(event)));
+            .and_then(|others| others.end(&outcome, all_ended, |event| handle.has_happened(event)));
         let all_vcpus_ended = finish(config, fabric, &handle, &booted, report);
         if let Some(lost) = lost {
             return Err(lost);

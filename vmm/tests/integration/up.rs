@@ -124,7 +124,11 @@ fn a_node_with_cpus_runs_vcpus_of_the_vm() {
     }
     let place = Place::new();
     let guest = tiny_guests::second_cpu::code();
-    let node = TWO.replacen("memory = '64M'", "memory = '64M'\ncpus = 1", 1);
+    let node = TWO.replacen(
+        "memory = '64M'",
+        "memory = '64M'\ncpus = 1\nfrom = 'start'",
+        1,
+    );
     let (near, _) = node.split_at(node.rfind("[[node]]").expect("two nodes"));
     let report = place.directory.path().join("report.json");
     let report = report.to_str().expect("UTF-8");

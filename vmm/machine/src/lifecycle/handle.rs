@@ -119,8 +119,8 @@ impl MachineHandle {
         self.boot_timer.to_init()
     }
 
-    /// Returns whether the guest has reported this event of its boot.
-    pub fn has_reported(&self, event: BootEvent) -> bool {
-        self.boot_timer.time_to(event).is_some()
+    /// Returns whether this event of the guest's boot has happened.
+    pub fn has_happened(&self, event: BootEvent) -> bool {
+        self.boot_timer.has_happened(event)
     }
 }

@@ -133,7 +133,7 @@ pub(crate) struct Mover {
     seats: Arc<Seats>,
     /// The node that has a CPU for each vCPU.
     lent: Vec<NodeNumber>,
-    /// The nodes to which vCPUs move when the guest has reported this.
+    /// The nodes to which vCPUs move when this happens.
     late: Vec<(NodeNumber, BootEvent)>,
 }
 
@@ -152,7 +152,7 @@ impl Mover {
         }
     }
 
-    /// The guest reports its boot: orders the vCPUs that have waited for that here to go to their
+    /// The guest boots: orders the vCPUs that have waited for that here to go to their
     /// nodes. Does not wait. One that a command has moved before stays where it is.
     pub fn booted(&self, event: BootEvent) {
         let what = match event {
@@ -170,6 +170,11 @@ impl Mover {
                 Err(error) => tracing::warn!("vCPU {cpu} stays on this host: {error}"),
             }
         }
+    }
+
+    /// Returns whether vCPUs move when this happens.
+    pub fn awaits(&self, event: BootEvent) -> bool {
+        self.late.iter().any(|(_, awaited)| *awaited == event)
     }
 
     /// Returns the node that each vCPU is on, or moves to.

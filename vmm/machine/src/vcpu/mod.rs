@@ -2,6 +2,7 @@
 
 pub(crate) mod affinity;
 pub(crate) mod cpuid;
+mod first_program;
 pub(crate) mod machine_check;
 mod memory_error;
 pub(crate) mod model;
@@ -17,6 +18,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use devices::BootTimer;
 use fabric_host::{ThreadClass, begin_class};
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
@@ -50,6 +52,8 @@ pub(crate) struct Vcpu {
     pub seat: Option<Arc<Seat>>,
     /// It is on another node, and its thread here waits for it.
     pub is_away: bool,
+    /// Whom to tell that the guest runs a program, until then.
+    pub first_program: Option<Arc<BootTimer>>,
     /// The machine checks for memory that is lost, if the machine survives that.
     pub machine_check: Option<MachineCheck>,
     /// Memory errors since the guest last did something else.
@@ -118,6 +122,7 @@ impl Vcpu {
             local,
             seat: None,
             is_away: false,
+            first_program: None,
             machine_check: None,
             errors: Errors::default(),
         })
@@ -218,9 +223,13 @@ impl Vcpu {
                 }
             }
         }
-        if let Step::End(end) = self.enter(shared) {
-            shared.control.end(end);
-            return ControlFlow::Break(());
+        match self.enter(shared) {
+            Step::End(end) => {
+                shared.control.end(end);
+                return ControlFlow::Break(());
+            }
+            Step::Boundary => self.look_for_program(),
+            Step::Continue => {}
         }
         ControlFlow::Continue(())
     }

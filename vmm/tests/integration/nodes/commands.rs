@@ -17,7 +17,8 @@ use crate::support::kvm_is_there;
 /// Time between two looks at a node's status, which has no event.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Starts a VM with 2 vCPUs, the second of them on the node, which may have options.
+/// Starts a VM with 2 vCPUs, the second of them on the node, which may have options. It is there from
+/// the start, unless `from=` is one of them.
 pub(super) fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Child {
     let mut command = on_two_nodes(place, node, code, more);
     command.spawn().expect("it starts")
@@ -28,7 +29,12 @@ pub(super) fn on_two_nodes(place: &Place, node: &str, code: &[u8], more: &[&str]
     let kernel = place.directory.path().join("kernel");
     fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
     let kernel = kernel.to_str().expect("UTF-8");
-    let cpu = format!("{node},cpus=1");
+    let from = if node.contains("from=") {
+        ""
+    } else {
+        ",from=start"
+    };
+    let cpu = format!("{node},cpus=1{from}");
     let arguments = [
         &[
             "run", "--kernel", kernel, "--memory", "64M", "--name", "two",

@@ -8,6 +8,7 @@ use devices::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_READY};
 use serde_json::json;
 use ssi_hv::exit::ExitCode;
 use tiny_guests::halt_for_ever;
+use tiny_guests::moves::user_program;
 use tiny_guests::nodes::{init_on_two_nodes, work_on_two_nodes};
 
 use super::commands::{children_of, code, code_of, halted, on_two_nodes, signal, start};
@@ -50,18 +51,25 @@ fn nodes_of_vcpus(place: &Place) -> Vec<u64> {
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Runs a guest that reports an event of its boot, and whose second vCPU then moves or stays.
-/// Returns what it said on standard error.
+/// Returns what was said on standard error.
 fn reports(from: &str, event: u8, moves: bool) -> String {
+    boots(init_on_two_nodes::code(), from, event, moves, b"b")
+}
+
+/// The same of a guest that boots when it gets this byte, and `says` something then.
+fn boots(code: &[u8], from: &str, event: u8, moves: bool, says: &[u8]) -> String {
     let place = Place::new();
     let (_node, address) = node(&place, &["--cpus", "1"]);
     let late = format!("{address},from={from}");
-    let mut vm = on_two_nodes(&place, &late, init_on_two_nodes::code(), &[]);
+    let mut vm = on_two_nodes(&place, &late, code, &[]);
     let mut vm = vm.stdin(Stdio::piped()).spawn().expect("it starts");
     let mut keyboard = vm.stdin.take().expect("a pipe");
     wait_for(&mut vm, b'a');
     assert_eq!(nodes_of_vcpus(&place), [0, 0], "before the event");
     keyboard.write_all(&[event]).expect("is read");
-    wait_for(&mut vm, b'b');
+    for byte in says {
+        wait_for(&mut vm, *byte);
+    }
     let deadline = Instant::now() + end::LIMIT;
     while moves && nodes_of_vcpus(&place) != [0, 1] {
         assert!(Instant::now() < deadline, "it does not move");
@@ -82,7 +90,7 @@ fn reports(from: &str, event: u8, moves: bool) -> String {
 fn a_vcpu_goes_to_its_node_when_the_guests_init_runs() {
     if kvm_is_there() {
         let said = reports("init", BOOT_TIMER_INIT_REACHED, true);
-        assert!(said.contains("by writing 0x7b"), "{said}");
+        assert!(said.contains("or writes 0x7b"), "{said}");
     }
 }
 
@@ -90,7 +98,7 @@ fn a_vcpu_goes_to_its_node_when_the_guests_init_runs() {
 fn a_vcpu_goes_to_its_node_when_the_guest_has_booted() {
     if kvm_is_there() {
         let said = reports("ready", BOOT_TIMER_READY, true);
-        assert!(said.contains("by writing 0x7c"), "{said}");
+        assert!(said.contains("or writes 0x7c"), "{said}");
     }
 }
 
@@ -103,7 +111,7 @@ fn a_vcpu_that_waits_for_the_guests_boot_does_not_go_with_its_init() {
 }
 
 #[test]
-fn a_guest_that_does_not_report_init_keeps_its_vcpus_and_the_user_is_told() {
+fn a_guest_that_runs_no_program_keeps_its_vcpus_and_the_user_is_told() {
     if !kvm_is_there() {
         return;
     }
@@ -120,6 +128,19 @@ fn a_guest_that_does_not_report_init_keeps_its_vcpus_and_the_user_is_told() {
     let said = String::from_utf8_lossy(&output.stderr);
     let stayed = format!("node {address} (number 1) with from=init stayed on this host");
     assert!(said.contains(&stayed), "{said}");
+    assert!(said.contains("the guest has not run a program"), "{said}");
+}
+
+#[test]
+fn a_vcpu_goes_to_its_node_when_the_guest_runs_a_program_and_reports_nothing() {
+    if kvm_is_there() {
+        // Neither event has this number.
+        let said = boots(user_program::code(), "init", b'x', true, b"");
+        assert!(
+            said.contains("the guest's init runs: a vCPU moves cpu=1 node=1"),
+            "{said}"
+        );
+    }
 }
 
 #[test]
