@@ -106,9 +106,9 @@ pub use limits::{CONSOLE_DRAIN_TIME_MAX, KVM_PATH, SECOND_PORT_DRAIN_TIME_MAX, V
 pub use machine::Machine;
 pub use memory::{guest_memory_ranges, hotplug_start};
 pub use nodes::{
-    Barrier, ClockDifference, ClockSample, HaltObserver, MOVE_TIME_MAX, MoveError, NodeFacts,
-    NodesConfig, Observer, REPORT_BYTES_MAX, Reporter, Secondary, SecondaryConfig, SecondaryHandle,
-    measure_clock, serve_clock,
+    Barrier, ClockDifference, ClockSample, HaltObserver, HostCounter, MOVE_TIME_MAX, MoveError,
+    NodeFacts, NodesConfig, Observer, REPORT_BYTES_MAX, Reporter, Secondary, SecondaryConfig,
+    SecondaryHandle, TimeFacts, WhileStopped, measure_clock, serve_clock,
 };
 pub use outcome::Outcome;
 pub use paging::{KvmParameter, second_level_paging_off};

@@ -31,6 +31,7 @@ use crate::limits::{CONSOLE_DRAIN_TIME_MAX, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MA
 use crate::memory_errors::MemoryErrors;
 use crate::nodes::primary::Primary;
 use crate::nodes::seats::{Maker, Seats};
+use crate::nodes::time::NodeTime;
 use crate::nodes::{Connections, NodesConfig};
 use crate::outcome::Outcome;
 use crate::ports::{port_bus, serial_port};
@@ -186,17 +187,19 @@ impl Machine {
             machine_check,
         };
         let seats = nodes.as_ref().map(|nodes| -> Result<_, MachineError> {
+            // KVM gives each vCPU a slightly different offset: all get that of the first one.
+            let clock = tsc::Clock::of_new(&kvm)?;
             let maker = Maker {
-                // KVM gives each vCPU a slightly different offset: all get that of the first one.
-                clock: tsc::Clock::of_new(&kvm)?,
+                clock,
                 model: model.clone(),
                 vm: Arc::clone(&vm),
                 interrupts: interrupts.clone(),
                 pinning: config.pinning.clone(),
                 host: HostFacts {
                     msrs: MsrNames::of(&kvm)?,
-                    tsc_difference: 0,
+                    tsc_khz: clock.khz,
                 },
+                time: Arc::new(NodeTime::of_primary()),
             };
             Ok(Arc::new(Seats::new(maker, nodes, control.kicks())))
         });

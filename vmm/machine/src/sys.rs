@@ -29,6 +29,19 @@ pub fn hypervisor_signature() -> Option<[u32; 3]> {
     Some([signature.ebx, signature.ecx, signature.edx])
 }
 
+/// Whether this host's processor is AMD's, or one of Hygon, which are made alike.
+#[cfg(target_arch = "x86_64")]
+#[allow(
+    unused_unsafe,
+    reason = "the intrinsic is safe in newer toolchains than the oldest supported"
+)]
+pub fn is_amd() -> bool {
+    // SAFETY: every x86-64 processor has CPUID and leaf 0; the instruction touches no memory.
+    let vendor = unsafe { std::arch::x86_64::__cpuid(0) };
+    // "AuthenticAMD" and "HygonGenuine" begin so.
+    [*b"Auth", *b"Hygo"].contains(&vendor.ebx.to_le_bytes())
+}
+
 /// This host's time stamp counter.
 #[cfg(target_arch = "x86_64")]
 #[allow(

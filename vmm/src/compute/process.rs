@@ -20,7 +20,9 @@ use super::observed::SharingReporter;
 use super::protocol::{Connect, ProcessMessage, RdmaOfNode, Setup, receive_line, send_line};
 use crate::exit::ExitCode;
 use crate::instance::guest_memory;
-use crate::machine::{Outcome, Secondary, SecondaryConfig, SecondaryHandle, guest_memory_ranges};
+use crate::machine::{
+    HostCounter, Outcome, Secondary, SecondaryConfig, SecondaryHandle, guest_memory_ranges,
+};
 use crate::stderr;
 
 /// Open files that the process may have: those of its connections, vCPUs and standard streams are far
@@ -131,6 +133,7 @@ fn run() -> Result<()> {
         primary: 0,
         pinning: Vec::new(),
         tsc_difference: clock.ticks,
+        counter: HostCounter::default(),
     })?;
     ends.set(secondary.handle());
     let guest = guest_memory(&memory, request.memory_bytes, None)

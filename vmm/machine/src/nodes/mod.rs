@@ -18,6 +18,7 @@ pub(crate) mod seat;
 pub(crate) mod seats;
 mod secondary;
 mod serve;
+pub(crate) mod time;
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -40,6 +41,7 @@ use moves::Moves;
 pub use moves::{MOVE_TIME_MAX, MoveError};
 use remote::RemoteNode;
 pub use secondary::{Secondary, SecondaryConfig, SecondaryHandle};
+pub use time::{HostCounter, TimeFacts, WhileStopped};
 
 /// The nodes of a machine, and this node's connections to the others.
 #[derive(Debug)]
@@ -90,6 +92,8 @@ pub struct NodeFacts {
     pub vcpus: Vec<VcpuThread>,
     /// The newest comparison with the primary's clock.
     pub clock: Option<ClockSample>,
+    /// What is known of the time of its vCPUs.
+    pub time: TimeFacts,
 }
 
 /// What a node knows of the others.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ssi_hv_nodes::NodeNumber;
 
 use super::Nodes;
+use super::time::NodeTime;
 use crate::lifecycle::kick::Kick;
 use crate::vcpu::state::HostFacts;
 
@@ -24,6 +25,7 @@ struct Waiting {
 pub(crate) struct Seat {
     nodes: Arc<Nodes>,
     host: HostFacts,
+    time: Arc<NodeTime>,
     kick: Arc<Kick>,
     waiting: Mutex<Waiting>,
     /// Something waits. Sequentially consistent, as is the `immediate_exit` of the vCPU: this is
@@ -33,10 +35,11 @@ pub(crate) struct Seat {
 
 impl Seat {
     /// The place of the vCPU that `kick` kicks.
-    pub fn new(nodes: Arc<Nodes>, host: HostFacts, kick: Arc<Kick>) -> Self {
+    pub fn new(nodes: Arc<Nodes>, host: HostFacts, time: Arc<NodeTime>, kick: Arc<Kick>) -> Self {
         Self {
             nodes,
             host,
+            time,
             kick,
             waiting: Mutex::default(),
             attention: AtomicBool::new(false),
@@ -61,6 +64,11 @@ impl Seat {
     /// Returns what this host knows of itself.
     pub fn host(&self) -> &HostFacts {
         &self.host
+    }
+
+    /// Returns the time of this node's vCPUs.
+    pub fn time(&self) -> &NodeTime {
+        &self.time
     }
 
     /// Records that the vCPU has a thread here. Returns whether it had one.

@@ -10,6 +10,7 @@ use ssi_hv_nodes::NodeNumber;
 
 use super::Nodes;
 use super::seat::Seat;
+use super::time::NodeTime;
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
 use crate::lifecycle::kick::Kick;
@@ -26,16 +27,21 @@ pub(crate) struct Maker {
     pub interrupts: InterruptController,
     /// CPUs of the host, one per vCPU in order.
     pub pinning: Vec<u32>,
+    /// The clock of all vCPUs: the offset is that from the counter of the primary's host.
     pub clock: tsc::Clock,
     pub host: HostFacts,
+    pub time: Arc<NodeTime>,
 }
 
 impl Maker {
     fn create(&self, cpu: u8, seat: Arc<Seat>, is_away: bool) -> Result<Vcpu, MachineError> {
         let (vm, interrupts) = (&self.vm, &self.interrupts);
         let vcpu = self.model.create_vcpu(vm, interrupts, cpu, &self.pinning)?;
-        self.clock.set(&vcpu.fd)?;
+        let added = self.time.newest();
+        let scales = self.time.counter().scales();
+        self.clock.moved_by(added).set(&vcpu.fd, scales)?;
         Ok(Vcpu {
+            added,
             seat: Some(seat),
             is_away,
             ..vcpu
@@ -54,8 +60,8 @@ impl Seats {
     /// The places of the vCPUs that are kicked by `kicks`, in order.
     pub fn new(maker: Maker, nodes: &Arc<Nodes>, kicks: &[Arc<Kick>]) -> Self {
         let seat = |kick: &Arc<Kick>| {
-            let seat = Seat::new(Arc::clone(nodes), maker.host.clone(), Arc::clone(kick));
-            Arc::new(seat)
+            let (nodes, time) = (Arc::clone(nodes), Arc::clone(&maker.time));
+            Arc::new(Seat::new(nodes, maker.host.clone(), time, Arc::clone(kick)))
         };
         Self {
             seats: kicks.iter().map(seat).collect(),

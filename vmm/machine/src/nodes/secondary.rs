@@ -1,6 +1,6 @@
 //! A node that runs vCPUs of a machine, and nothing else of it.
 
-use std::sync::mpsc::{self, Receiver as Commands, SyncSender};
+use std::sync::mpsc::{self, Receiver as Commands, SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -10,10 +10,12 @@ use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use ssi_hv_nodes::{Link, Message, NodeNumber, Receiver, Space, Start};
 use vm_memory::GuestMemoryMmap;
 
+use super::compare::Answered;
 use super::periodic::{Clock, Periodic};
 use super::remote::{RemoteBus, ToPrimary, from_message, with_causes};
 use super::seats::{Maker, Seats};
 use super::serve::Board;
+use super::time::{Correction, HostCounter, NodeTime};
 use super::{Nodes, NodesConfig, Reporter, connect};
 use crate::config::Irqchip;
 use crate::error::MachineError;
@@ -47,6 +49,8 @@ pub struct SecondaryConfig {
     /// What to add to this host's time stamp counter to get that of the primary's host: 0 on the
     /// same host.
     pub tsc_difference: u64,
+    /// This host's time stamp counter.
+    pub counter: HostCounter,
     /// Makes the reports of this node to the primary.
     pub reporter: Box<dyn Reporter>,
 }
@@ -88,6 +92,8 @@ impl SecondaryHandle {
 enum Command {
     /// Report when all vCPUs wait since this pause.
     Pause(u32),
+    /// A comparison with the primary's clock is done.
+    Compared,
     /// The run has ended.
     End,
 }
@@ -160,6 +166,7 @@ struct Built {
     shared: Arc<Shared>,
     board: Board,
     vcpus: Vec<Vcpu>,
+    correction: Correction,
 }
 
 impl Built {
@@ -197,6 +204,15 @@ impl Built {
             );
             return Err(MachineError::Nodes { reason });
         }
+        let (rate, scales) = (tsc::Clock::of_new(&kvm)?.khz, tsc::can_scale(&kvm));
+        let counter = config
+            .counter
+            .clone()
+            .with_rates(rate, start.tsc_khz, scales);
+        let counter = counter.map_err(|error| MachineError::Nodes {
+            reason: error.to_string(),
+        })?;
+        let time = Arc::new(NodeTime::of_node(counter, config.tsc_difference)?);
         let vm = Arc::new(kvm::create_vm(&kvm)?);
         kvm::map_memory(&vm, &memory)?;
         let followers = vec![Arc::new(ToPrimary(Arc::clone(&secondary.primary))) as _];
@@ -223,12 +239,13 @@ impl Built {
             pinning: config.pinning.clone(),
             clock: tsc::Clock {
                 khz: start.tsc_khz,
-                offset: start.tsc_offset.wrapping_add(config.tsc_difference),
+                offset: start.tsc_offset,
             },
             host: HostFacts {
                 msrs: MsrNames::of(&kvm)?,
-                tsc_difference: config.tsc_difference,
+                tsc_khz: start.tsc_khz,
             },
+            time: Arc::clone(&time),
         };
         let seats = Seats::new(maker, &nodes, control.kicks());
         let vcpus = seats.vcpus()?;
@@ -257,10 +274,12 @@ impl Built {
             seats: Arc::new(seats),
             shared: Arc::clone(&shared),
         };
+        let correction = Correction::new(time, start.tsc_khz, shared.control.kicks());
         Ok(Self {
             shared,
             board,
             vcpus,
+            correction,
         })
     }
 
@@ -276,10 +295,10 @@ impl Built {
             shared,
             board,
             vcpus,
+            correction,
         } = self;
         let (sender, commands) = mpsc::sync_channel(COMMANDS_MAX);
-        let mut periodic =
-            Periodic::new(Arc::clone(&shared), Arc::clone(&primary), config.reporter);
+        let mut periodic = Periodic::new(&shared, &primary, config.reporter, correction);
         let mut threads = Vec::new();
         let mut receivers = receivers.into_iter();
         let first = receivers.next();
@@ -350,7 +369,7 @@ fn obey(commands: &Commands<Command>, periodic: &mut Periodic) {
                 }
             }
             Ok(Command::End) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Ok(Command::Compared) | Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         periodic.run_if_due();
     }
@@ -398,10 +417,11 @@ fn spawn(
                         return ordered.then_some(()).ok_or(message);
                     }
                     Message::ClockAnswer { number, ticks } => {
-                        return clock
-                            .answered(number, ticks, &link)
-                            .then_some(())
-                            .ok_or(message);
+                        match clock.answered(number, ticks, &link) {
+                            Answered::Unasked => return Err(message),
+                            Answered::Ask(_) => return Ok(()),
+                            Answered::Done(_) => Command::Compared,
+                        }
                     }
                     Message::End(end) => {
                         shared.control.end(from_message(end, peer));
@@ -409,10 +429,12 @@ fn spawn(
                     }
                     message => return Err(message),
                 };
-                // The main thread is slower only than a primary that does not wait for answers.
-                commands
-                    .try_send(command)
-                    .map_err(|_| Message::Pause { number: 0 })
+                match commands.try_send(command) {
+                    // The comparison is kept, and looked at when the main thread is next awake.
+                    Ok(()) | Err(TrySendError::Full(Command::Compared)) => Ok(()),
+                    // The main thread is slower only than a primary that does not wait for answers.
+                    Err(_) => Err(Message::Pause { number: 0 }),
+                }
             })
         });
         // Without effect if the run has ended.

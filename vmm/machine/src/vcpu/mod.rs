@@ -54,6 +54,8 @@ pub(crate) struct Vcpu {
     pub is_away: bool,
     /// Whom to tell that the guest runs a program, until then.
     pub first_program: Option<Arc<BootTimer>>,
+    /// What this node has added to the offset of its time stamp counter.
+    pub added: u64,
     /// The machine checks for memory that is lost, if the machine survives that.
     pub machine_check: Option<MachineCheck>,
     /// Memory errors since the guest last did something else.
@@ -123,6 +125,7 @@ impl Vcpu {
             seat: None,
             is_away: false,
             first_program: None,
+            added: 0,
             machine_check: None,
             errors: Errors::default(),
         })
@@ -234,7 +237,8 @@ impl Vcpu {
         ControlFlow::Continue(())
     }
 
-    /// Waits for the vCPU if it is on another node, and gives it away if that was ordered.
+    /// Waits for the vCPU if it is on another node, gives it the time of this one, and gives it away if
+    /// that was ordered.
     fn change_node(
         &mut self,
         shared: &Shared,
@@ -243,12 +247,21 @@ impl Vcpu {
         let Some(seat) = self.seat.clone() else {
             return Ok(Moving::Stays);
         };
+        // None while the time of this node changes, which ends with a kick.
+        let Some(added) = seat.time().difference() else {
+            kicks.sleep(None);
+            return Ok(Moving::Busy);
+        };
+        let behind = added.wrapping_sub(std::mem::replace(&mut self.added, added));
         if self.is_away {
             match seat.arrived() {
                 Some(bytes) => self.arrive(&seat, &bytes)?,
                 None => kicks.sleep_away(),
             }
             return Ok(Moving::Busy);
+        }
+        if behind != 0 {
+            tsc::add_ticks(&self.fd, behind)?;
         }
         let Some(to) = seat.ordered() else {
             return Ok(Moving::Stays);
@@ -269,7 +282,7 @@ impl Vcpu {
         let cpu = local.number();
         let state = VcpuState::decode(cpu, bytes)
             .map_err(|source| MachineError::VcpuState { cpu, source })?;
-        state.install(&mut self.fd, local, seat.host())?;
+        state.install(&mut self.fd, local, seat.host(), self.added)?;
         self.is_away = false;
         seat.nodes().arrived(cpu);
         Ok(())
@@ -285,13 +298,13 @@ impl Vcpu {
         let Some(local) = &mut self.local else {
             return Ok(());
         };
-        let (cpu, fd) = (local.number(), &self.fd);
+        let (cpu, fd, added) = (local.number(), &self.fd, self.added);
         // Before the state leaves, so that an order for its way back is not lost.
         let is_away = &mut self.is_away;
         let state = || {
             seat.left();
             *is_away = true;
-            VcpuState::save(fd, local, seat.host()).map(|state| state.encode())
+            VcpuState::save(fd, local, seat.host(), added).map(|state| state.encode())
         };
         // Without an answer of a node the run ends, which the caller notices.
         seat.nodes().give_away(cpu, to, state)?;

@@ -6,18 +6,19 @@ mod mesh;
 mod moves;
 #[path = "../support/mod.rs"]
 mod support;
+mod time;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric_sharing::{Halts, SharedMemory};
 use ssi_hv_machine::{
-    ConsoleConfig, HaltObserver, Irqchip, Machine, MachineError, MachineHandle, NodeFacts,
-    NodesConfig, Outcome, Reporter, Secondary, SecondaryConfig,
+    ConsoleConfig, HaltObserver, HostCounter, Irqchip, Machine, MachineError, MachineHandle,
+    NodeFacts, NodesConfig, Outcome, Reporter, Secondary, SecondaryConfig,
 };
 use tiny_guests::apic::X2APIC_FLAG;
 use tiny_guests::nodes::{
@@ -77,12 +78,13 @@ fn nodes_config(
     }
 }
 
-/// Reports nothing.
-#[derive(Debug)]
-struct Silent;
+/// Reports nothing, and keeps what could be reported.
+#[derive(Clone, Debug, Default)]
+struct Kept(Arc<Mutex<NodeFacts>>);
 
-impl Reporter for Silent {
-    fn report(&self, _: &NodeFacts) -> Vec<u8> {
+impl Reporter for Kept {
+    fn report(&self, facts: &NodeFacts) -> Vec<u8> {
+        *self.0.lock().unwrap() = facts.clone();
         Vec::new()
     }
 }
@@ -94,18 +96,35 @@ struct Running {
     said: Receiver<u8>,
     end: Receiver<Result<Outcome, MachineError>>,
     secondary: Receiver<Result<Outcome, MachineError>>,
+    /// What the second node reported last.
+    kept: Kept,
 }
 
 impl Running {
     fn start(code: &[u8], x2apic: bool, rounds: u32) -> Self {
+        let counter = |_| HostCounter::default();
+        Self::with_counter(counter, &[0, 1], code, x2apic, rounds)
+    }
+
+    /// `of_node` gives the counter of the second node's host for the guest's memory there; each vCPU has
+    /// an owner.
+    fn with_counter(
+        of_node: impl FnOnce(GuestMemoryMmap) -> HostCounter,
+        owners: &[u8],
+        code: &[u8],
+        x2apic: bool,
+        rounds: u32,
+    ) -> Self {
         let nodes = mesh::nodes(2, 2, usize::MAX);
         let (here, there) = UnixStream::pair().unwrap();
+        let kept = Kept::default();
         let config = SecondaryConfig {
             nodes: nodes_config(1, 0, &[], there, &nodes[1]),
             primary: 0,
             pinning: Vec::new(),
             tsc_difference: 0,
-            reporter: Box::new(Silent),
+            counter: of_node(memory_of(&nodes[1])),
+            reporter: Box::new(kept.clone()),
         };
         let of_secondary = memory_of(&nodes[1]);
         let (sender, secondary) = mpsc::channel();
@@ -121,10 +140,11 @@ impl Running {
         memory.write_obj(rounds, GuestAddress(ROUNDS)).unwrap();
         let mut kernel = tempfile::NamedTempFile::new().unwrap();
         kernel.write_all(&tiny_guests::elf(code)).unwrap();
-        let config = machine_config(kernel.path(), 2, Irqchip::User);
+        let cpus = u8::try_from(owners.len()).unwrap();
+        let config = machine_config(kernel.path(), cpus, Irqchip::User);
         let (sender, said) = mpsc::channel();
         let console = ConsoleConfig::output_only(Box::new(ConsoleSender(sender)));
-        let others = nodes_config(0, 1, &[0, 1], here, &nodes[0]);
+        let others = nodes_config(0, 1, owners, here, &nodes[0]);
         let machine = Machine::with_nodes(&config, memory, console, others).unwrap();
         let handle = machine.handle();
         let (sender, end) = mpsc::channel();
@@ -135,6 +155,7 @@ impl Running {
             said,
             end,
             secondary,
+            kept,
         }
     }
 

@@ -60,8 +60,8 @@ pub(crate) struct SavedClock {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostFacts {
     pub msrs: MsrNames,
-    /// What to add to this host's counter to get that of the primary's host.
-    pub tsc_difference: u64,
+    /// The rate of the guest's time stamp counters, in kHz.
+    pub tsc_khz: u32,
 }
 
 /// The state of a vCPU.
@@ -75,7 +75,13 @@ pub(crate) struct VcpuState {
 
 impl VcpuState {
     /// Reads the state of a vCPU at an instruction boundary, with the events that were posted to it.
-    pub fn save(fd: &VcpuFd, local: &mut UserCpu, host: &HostFacts) -> Result<Self, MachineError> {
+    /// `added`: what this node has added to the offset of its counter.
+    pub fn save(
+        fd: &VcpuFd,
+        local: &mut UserCpu,
+        host: &HostFacts,
+        added: u64,
+    ) -> Result<Self, MachineError> {
         let clock = Clock::of(fd)?;
         let registers = Registers {
             general: fd
@@ -102,30 +108,32 @@ impl VcpuState {
             cpu: local.number(),
             registers,
             clock: SavedClock {
-                khz: clock.khz,
-                offset: clock.offset.wrapping_sub(host.tsc_difference),
+                khz: host.tsc_khz,
+                offset: clock.offset.wrapping_sub(added),
                 ticks: msrs::time_stamp(fd)?,
             },
             local: local.save(),
         })
     }
 
-    /// Gives the state to a vCPU of this host that does not run.
+    /// Gives the state to a vCPU of this host that does not run. `added`: what this node adds to the
+    /// offset of its counter.
     pub fn install(
         &self,
         fd: &mut VcpuFd,
         local: &mut UserCpu,
         host: &HostFacts,
+        added: u64,
     ) -> Result<(), MachineError> {
         let wrong = |source| MachineError::VcpuState {
             cpu: self.cpu,
             source,
         };
         let found = Clock::of(fd)?;
-        if found.khz != self.clock.khz {
+        if host.tsc_khz != self.clock.khz {
             return Err(wrong(StateError::ClockRate {
                 found: self.clock.khz,
-                here: found.khz,
+                here: host.tsc_khz,
             }));
         }
         // The vCPU may have run here before, and the guest may have changed page tables since. KVM
@@ -170,11 +178,11 @@ impl VcpuState {
         fd.set_vcpu_events(events)
             .map_err(MachineError::kvm("set the events of a vCPU"))?;
         let clock = Clock {
-            offset: self.clock.offset.wrapping_add(host.tsc_difference),
+            offset: self.clock.offset.wrapping_add(added),
             ..found
         };
         if clock != found {
-            clock.set(fd)?;
+            clock.set(fd, false)?;
         }
         let ticks = wait_for_time(fd, self.clock.ticks).map_err(|source| match source {
             Late::Behind(by) => wrong(StateError::ClockBehind { ticks: by }),

@@ -17,6 +17,7 @@ use crate::kvm::{create_vm, map_memory, open_kvm};
 use crate::lifecycle::control::Control;
 use crate::lifecycle::shared::Shared;
 use crate::vcpu::model::CpuModel;
+use crate::vcpu::tsc::tsc_khz;
 use crate::vcpu::{Vcpu, regs};
 
 /// No step takes longer on a host that works, however loaded.
@@ -84,7 +85,7 @@ impl Host {
             vcpu: vcpus.remove(0),
             facts: HostFacts {
                 msrs: MsrNames::of(&kvm).unwrap(),
-                tsc_difference: 0,
+                tsc_khz: tsc_khz().unwrap(),
             },
             shared: Arc::new(Shared {
                 ports,
@@ -101,12 +102,12 @@ impl Host {
 
     fn save(&mut self) -> VcpuState {
         let local = self.vcpu.local.as_mut().unwrap();
-        VcpuState::save(&self.vcpu.fd, local, &self.facts).unwrap()
+        VcpuState::save(&self.vcpu.fd, local, &self.facts, 0).unwrap()
     }
 
     fn install(&mut self, state: &VcpuState) -> Result<(), MachineError> {
         let local = self.vcpu.local.as_mut().unwrap();
-        state.install(&mut self.vcpu.fd, local, &self.facts)
+        state.install(&mut self.vcpu.fd, local, &self.facts, 0)
     }
 
     /// Runs the guest until its next exit, and on to an instruction boundary; false at its end.
