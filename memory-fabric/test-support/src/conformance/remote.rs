@@ -1,7 +1,9 @@
 //! Leases from a donor, over connections of links.
 
 use super::cases::{Bed, CASES, Lines, Options, PAGES, User};
+use super::tenants;
 use fabric_homes::NodeId;
+use fabric_transport::PathKind;
 use fabric_transport::rdma::DeviceChoice;
 use fabric_transport::stream::Carrier;
 use fabric_transport::tcp::TcpTransport;
@@ -44,6 +46,29 @@ impl<'a> Remote<'a> {
             carrier,
             by_rdma: None,
         }
+    }
+
+    /// The same with pages by RDMA.
+    #[must_use]
+    pub fn by_rdma(self) -> Self {
+        Self {
+            by_rdma: Some(RefCell::default()),
+            ..self
+        }
+    }
+
+    /// Returns the pages that were read by RDMA and those that were written, over all connections.
+    ///
+    /// # Panics
+    /// Panics when a connection has failed, or there is no RDMA.
+    pub fn by_rdma_without_failure(&self) -> (u64, u64) {
+        let stats = self.by_rdma.as_ref().expect("there is RDMA").borrow();
+        let count = |of: fn(&RdmaStats) -> u64| stats.iter().map(|stats| of(stats)).sum::<u64>();
+        assert_eq!(count(|stats| stats.failures.get()), 0, "RDMA failed");
+        (
+            count(|stats| stats.pages_read.get()),
+            count(|stats| stats.pages_written.get()),
+        )
     }
 }
 
@@ -122,10 +147,7 @@ pub fn run_over_rdma(here: IpAddr, mut report: impl FnMut(&str, Duration)) {
         allow: None,
     });
     let donor = donor.expect("a donor");
-    let bed = Remote {
-        by_rdma: Some(RefCell::default()),
-        ..Remote::new(&donor, donor.address(), Carrier::Tcp)
-    };
+    let bed = Remote::new(&donor, donor.address(), Carrier::Tcp).by_rdma();
     // READ and WRITE support neither checksums nor compression.
     let options = Options {
         compression: Compression::Off,
@@ -136,15 +158,12 @@ pub fn run_over_rdma(here: IpAddr, mut report: impl FnMut(&str, Duration)) {
         case(&bed, options);
         report(name, started.elapsed());
     }
-    let stats = bed.by_rdma.expect("there is RDMA").into_inner();
-    let count = |of: fn(&RdmaStats) -> u64| stats.iter().map(|stats| of(stats)).sum::<u64>();
-    let (read, written) = (
-        count(|stats| stats.pages_read.get()),
-        count(|stats| stats.pages_written.get()),
-    );
-    assert_eq!(count(|stats| stats.failures.get()), 0, "RDMA failed");
+    let (read, written) = bed.by_rdma_without_failure();
     assert!(
         read > 10_000 && written > 5_000,
         "{read} pages were read by RDMA, and {written} written"
     );
+    let started = Instant::now();
+    tenants::in_turn(here, PathKind::Rdma);
+    report("tenants", started.elapsed());
 }

@@ -5,6 +5,7 @@ mod compute;
 mod peers;
 mod policy;
 mod refusals;
+mod tenants;
 
 use cluster::{Cluster, name};
 use fabric_homes::NodeId;
