@@ -1,5 +1,6 @@
 //! One connection to a donor: its purpose, and the control of a lease.
 
+use super::buffers::Buffers;
 use super::places::Place;
 use super::pool::{LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
@@ -8,6 +9,7 @@ use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
 use crate::stream::Stream;
 use crate::transport::rdma::Settings;
+use crate::transport::rdma::resources::Share;
 use crate::wire::{
     AttachRequest, Attached, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
     VM_NAME_BYTES_MAX, WireError,
@@ -26,6 +28,7 @@ pub(super) struct Served {
     pub(super) spin: Duration,
     pub(super) rdma: Settings,
     pub(super) rdma_connections: rdma::Connections,
+    pub(super) buffers: Buffers,
     /// `None` when it lends memory only.
     pub(super) cpus: Option<Arc<dyn CpuLender>>,
 }
@@ -249,23 +252,36 @@ impl Connection<'_> {
             return refuse(&mut control, Refusal::Busy, full.to_string());
         }
         let mut stream = control.into_stream();
-        stream.lift_limits();
         let registered = stream.closer().map_err(broken)?;
         let kind = SessionKind::Pages(class);
         let begun = lease.begin_session(kind, registered, epoch, TAKE_OVER_TIMEOUT);
-        let mut control = ControlStream::accepted(stream, self.peer);
         if let Err(error) = begun {
+            let mut control = ControlStream::accepted(stream, self.peer);
             return refuse_session(&mut control, class, &error);
         }
+        // A connection that this one replaces has returned its share by now.
+        let lifted = stream.lifted_bytes(class);
+        let share = match self.served.buffers.take_for_pages(class, lifted) {
+            Ok(share) => share,
+            Err(full) => {
+                lease.end_session(kind, epoch);
+                let mut control = ControlStream::accepted(stream, self.peer);
+                return refuse(&mut control, Refusal::Busy, full.to_string());
+            }
+        };
+        stream.lift_limits(class);
+        let mut control = ControlStream::accepted(stream, self.peer);
         let mut attached = Attached::new(&request);
         let served = control.send_stamped(FrameKind::Attached, &(), attached.accepted());
+        let mut stream = control.into_stream();
         if served.is_ok() {
-            let mut stream = control.into_stream();
             let (spin, attached) = (self.served.spin, &mut attached);
             if let Err(error) = session::serve(&lease, &mut stream, class, attached, spin) {
                 tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
             }
         }
+        drop(stream);
+        drop::<Share>(share);
         lease.end_session(kind, attached.newest_epoch());
         served
     }

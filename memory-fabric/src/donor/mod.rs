@@ -1,5 +1,6 @@
 //! The side that lends memory.
 
+mod buffers;
 mod compute;
 mod connection;
 mod export;

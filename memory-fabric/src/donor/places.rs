@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Limit of waiting connections, and of threads that serve such: 64 use at most 12 MiB of buffers.
+/// Limit of waiting connections, and of threads that serve such: 64 use at most 20 MiB of buffers.
 pub const WAITING_MAX: usize = 64;
 
 /// Limit of waiting connections from one address: a VM makes one after the other.

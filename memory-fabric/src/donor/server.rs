@@ -4,6 +4,7 @@ mod accept;
 mod open;
 
 use super::CpuLender;
+use super::buffers::{self, Buffers};
 use super::connection::Served;
 use super::policy::{Accounts, Rule};
 use super::pool::Pool;
@@ -143,6 +144,20 @@ impl Donor {
         rdma: RdmaUse,
         cpus: Option<Arc<dyn CpuLender>>,
     ) -> Result<Self, DonorError> {
+        Self::with_buffers(config, rdma, cpus, buffers::PAGES_BYTES_MAX)
+    }
+
+    /// The same with another limit of the buffers of connections for pages, all together.
+    ///
+    /// # Errors
+    ///
+    /// See [`DonorError`].
+    pub fn with_buffers(
+        config: &DonorConfig,
+        rdma: RdmaUse,
+        cpus: Option<Arc<dyn CpuLender>>,
+        pages_bytes_max: u64,
+    ) -> Result<Self, DonorError> {
         config.rdma.check().map_err(DonorError::Rdma)?;
         let listen = |error| DonorError::Listen(config.listen, error);
         let listener = listen_on_tcp(config.listen).map_err(listen)?;
@@ -165,6 +180,7 @@ impl Donor {
                 ..rdma.settings
             },
             rdma_connections: rdma::Connections::new(rdma.connections_max, rdma.bytes_max),
+            buffers: Buffers::new(pages_bytes_max),
             cpus,
         };
         let credentials = config.credentials.clone();
@@ -212,6 +228,12 @@ impl Donor {
     pub fn rdma_connections(&self) -> (Usage, Vec<RdmaConnection>) {
         let connections = &self.shared.served.rdma_connections;
         (connections.usage(), connections.active())
+    }
+
+    /// Returns the bytes that the buffers of connections are charged with, and their limit.
+    #[must_use]
+    pub fn buffers(&self) -> Usage {
+        self.shared.served.buffers.usage()
     }
 
     /// Returns the number of open connections. An ended one counts until its resources are

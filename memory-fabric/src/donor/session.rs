@@ -2,14 +2,14 @@
 
 use super::TAKE_OVER_TIMEOUT;
 use super::pool::{DropRefused, Lease, OutOfRange};
-use crate::packing::{Packer, Packing, unpack};
+use crate::packing::{Packer, Packing, packed_bytes_max, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::slices::request_short_slices;
 use crate::spin::Spin;
 use crate::stream::Stream;
 use crate::wire::{
-    Attached, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX,
-    Refusal, TrafficClass, WireError, decode_probe, decode_run, encode_message,
+    Attached, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX,
+    RUN_PAGES_MAX, Refusal, TrafficClass, WireError, decode_probe, decode_run, encode_message,
 };
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
@@ -19,6 +19,23 @@ const INPUT_BYTES: usize = 128 << 10;
 
 /// Size of collected answers after which they are sent.
 const OUTPUT_BYTES: usize = 32 * (HEADER_BYTES + PAGE_SIZE);
+
+/// Size of the buffer for answers: what is collected, and the longest answer after that.
+const fn output_bytes(class: TrafficClass) -> usize {
+    let longest = match class {
+        TrafficClass::Probe => PROBE_BYTES_MAX as usize,
+        TrafficClass::Urgent | TrafficClass::Prefetch | TrafficClass::Bulk => PAYLOAD_BYTES_MAX,
+    };
+    OUTPUT_BYTES + HEADER_BYTES + longest
+}
+
+/// Returns the bytes of all buffers of a session.
+pub(super) const fn buffer_bytes(class: TrafficClass) -> usize {
+    /// What a packer has besides its result: a table, and room for a page that turns out too long.
+    const PACKER_BYTES: usize = 32 << 10;
+    let packed = packed_bytes_max(RUN_PAGES_MAX as usize);
+    INPUT_BYTES + output_bytes(class) + packed + PACKER_BYTES + PAGE_SIZE
+}
 
 /// Number of compressed pages after which answers are sent: they travel while others are
 /// compressed.
@@ -61,12 +78,14 @@ pub(super) fn serve(
         spin: Spin::new(spin),
         input: vec![0; INPUT_BYTES].into_boxed_slice(),
         filled: 0..0,
-        output: Vec::with_capacity(OUTPUT_BYTES + HEADER_BYTES + PAYLOAD_BYTES_MAX),
+        output: Vec::with_capacity(output_bytes(class)),
         packer: Packer::new(RUN_PAGES_MAX as usize),
         compressed: 0,
         unpacked: Box::new([0; PAGE_SIZE]),
     };
     let result = session.run();
+    // It was charged for no more.
+    debug_assert!(session.output.capacity() <= output_bytes(class));
     let refusal = match &result {
         Ok(()) | Err(SessionError::Stream(_)) => return result,
         Err(SessionError::Protocol(WireError::StaleEpoch { .. })) => Refusal::StaleEpoch,

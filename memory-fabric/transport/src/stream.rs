@@ -2,9 +2,10 @@
 
 use crate::PathKind;
 use crate::tls::{Peer, TlsStream};
-use crate::udp::{Expected, Fingerprint, UdpCloser, UdpStream};
+use crate::udp::{self, Expected, Fingerprint, UdpCloser, UdpStream};
 use fabric_host::poll::sleep_on;
 use fabric_identity::ExpectedNode;
+use fabric_wire::TrafficClass;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
@@ -291,10 +292,19 @@ impl Stream {
         }
     }
 
+    /// Returns how many bytes more an accepted connection occupies once its limits are lifted.
+    #[must_use]
+    pub const fn lifted_bytes(&self, class: TrafficClass) -> usize {
+        match self {
+            Self::Tcp(_) | Self::Tls(_) => 0,
+            Self::Udp(_) => udp::lifted_bytes(class),
+        }
+    }
+
     /// Lifts the limits of what the peer may send before it has shown what it may do.
-    pub fn lift_limits(&mut self) {
+    pub fn lift_limits(&mut self, class: TrafficClass) {
         if let Self::Udp(stream) = self {
-            stream.lift_limits();
+            stream.lift_limits(class);
         }
     }
 

@@ -115,6 +115,10 @@ pub fn node_status() -> NodeStatus {
             connections: NodeConnections {
                 waiting: 1,
                 established: 5,
+                buffers: rdma::InUse {
+                    in_use: 2 << 20,
+                    limit: Some(3 << 30),
+                },
                 dropped: ConnectionsDropped {
                     address: 1,
                     total: 2,

@@ -82,6 +82,19 @@ fn add_connections(all: &mut Families, connections: &NodeConnections) {
         "Open connections: of leases, and those that have shown no lease yet.",
         states.map(|(state, count)| (vec![("state", state.to_owned())], float(count))),
     );
+    all.gauge(
+        "ssi_hv_node_buffers_bytes",
+        "Bytes that the buffers of all connections may occupy.",
+        float(connections.buffers.in_use),
+    );
+    all.gauges(
+        "ssi_hv_node_buffers_limit_bytes",
+        "Limit of these bytes: connections for pages beyond it are refused.",
+        connections
+            .buffers
+            .limit
+            .map(|limit| (Vec::new(), float(limit))),
+    );
     let dropped = &connections.dropped;
     let reasons = [
         ("address", dropped.address),

@@ -3,6 +3,7 @@
 use super::open::{Shared, TakenPlace};
 use super::{DonorError, EXPIRY_CHECK_INTERVAL, thread};
 use crate::control::{CONNECT_TIMEOUT, CONTROL_TIMEOUT, ControlError};
+use crate::donor::buffers::Made;
 use crate::donor::connection::Connection;
 use crate::link::describe;
 use crate::stream::{Closer, Stream};
@@ -114,7 +115,11 @@ fn hear(shared: &Arc<Shared>, number: u64) {
         // The peer has closed it.
         Ok(0) | Err(_) => return shared.remove_silent(number),
     }
-    let Some(place) = shared.begin(number, peer) else {
+    let made = match shared.credentials {
+        Some(_) => Made::Tls,
+        None => Made::Tcp,
+    };
+    let Some(place) = shared.begin(number, peer, made) else {
         // It stays until a thread has ended.
         return;
     };
@@ -190,7 +195,7 @@ pub(super) fn listen_on_udp(
             let Some(number) = shared.admit(peer, Closer::Udp(arrival.closer())) else {
                 return;
             };
-            let Some(place) = shared.begin(number, peer) else {
+            let Some(place) = shared.begin(number, peer, Made::Udp) else {
                 return shared.remove_silent(number);
             };
             let credentials = shared.credentials.clone();

@@ -1,9 +1,11 @@
 //! The open connections of a donor, and what its threads share.
 
 use crate::donor::Ending;
+use crate::donor::buffers::Made;
 use crate::donor::connection::Served;
 use crate::donor::places::{Admission, Full, Place, Places, Reason};
 use crate::stream::{Closer, Stream};
+use crate::transport::rdma::resources::Share;
 use fabric_host::metrics::Counter;
 use fabric_host::{Seldom, lock};
 use fabric_identity::SharedCredentials;
@@ -81,6 +83,8 @@ pub(super) struct TakenPlace {
     shared: Arc<Shared>,
     number: u64,
     peer: SocketAddr,
+    /// Of the buffers of the connection.
+    _share: Share,
 }
 
 impl Place for TakenPlace {
@@ -225,13 +229,27 @@ impl Shared {
         }
     }
 
-    /// Returns the place of a connection that is about to get a thread; `None` if it may have none.
-    pub(super) fn begin(self: &Arc<Self>, number: u64, peer: SocketAddr) -> Option<TakenPlace> {
+    /// Returns the place of a connection that is about to get a thread and buffers; `None` if it may
+    /// have none.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        number: u64,
+        peer: SocketAddr,
+        made: Made,
+    ) -> Option<TakenPlace> {
+        let share = match self.served.buffers.take(made) {
+            Ok(share) => share,
+            Err(full) => {
+                self.note_not_served(peer, &full);
+                return None;
+            }
+        };
         let begun = self.open().places.begin(number, Instant::now());
         begun.then(|| TakenPlace {
             shared: Arc::clone(self),
             number,
             peer,
+            _share: share,
         })
     }
 

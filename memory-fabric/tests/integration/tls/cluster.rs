@@ -106,7 +106,11 @@ impl Cluster {
 
     /// Starts it with a policy.
     pub fn donor_with(&self, memory_bytes: u64, allow: Option<Vec<Rule>>) -> Donor {
-        Donor::start(&DonorConfig {
+        Donor::start(&self.config(memory_bytes, allow)).expect("a donor on loopback")
+    }
+
+    pub fn config(&self, memory_bytes: u64, allow: Option<Vec<Rule>>) -> DonorConfig {
+        DonorConfig {
             listen: ([127, 0, 0, 1], 0).into(),
             memory_bytes,
             lease_duration_max: Duration::from_secs(30),
@@ -114,8 +118,7 @@ impl Cluster {
             rdma: DeviceChoice::None,
             credentials: Some(self.member("node/alpha", Role::Node)),
             allow,
-        })
-        .expect("a donor on loopback")
+        }
     }
 
     /// Makes a certificate of the authority like that of a VM, but for a change.

@@ -1,5 +1,6 @@
 //! Connections between members of a cluster, and those who are none.
 
+mod buffers;
 pub mod cluster;
 mod compute;
 mod peers;

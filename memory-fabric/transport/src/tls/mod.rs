@@ -39,6 +39,10 @@ const BATCH_BYTES: usize = 64 << 10;
 /// Size of the buffer for records to send: a batch, and what the protocol itself sends.
 const OUTPUT_BYTES: usize = BATCH_BYTES + 2 * RECORD_BYTES_MAX;
 
+/// Bytes that a connection occupies: both buffers, and records that were received while it sent, or
+/// in the handshake its messages.
+pub const BUFFER_BYTES: usize = 2 * INPUT_BYTES + OUTPUT_BYTES;
+
 /// Who is at the other end.
 #[derive(Clone, Debug)]
 pub struct Peer {

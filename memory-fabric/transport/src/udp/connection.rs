@@ -6,10 +6,11 @@ mod receiving;
 mod tests;
 
 use super::settings;
-use super::streams::{Inbox, STREAMS, place};
+use super::streams::{Inbox, STREAMS, inbox_bytes_max, place};
+use crate::UNKNOWN_BYTES_MAX;
 use crate::tls::{Peer, TlsError};
 use bytes::{Bytes, BytesMut};
-use fabric_wire::HEADER_BYTES;
+use fabric_wire::{HEADER_BYTES, TrafficClass};
 use quinn_proto::{
     Connection, ConnectionHandle, Dir, Endpoint, Side, StreamId, Transmit, VarInt, WriteError,
 };
@@ -40,6 +41,27 @@ const BURST_BYTES_MAX: usize = 65_000;
 
 /// Requested size of a socket's buffer. The kernel limits it to `net.core.rmem_max`.
 pub(super) const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+
+/// Limit of received frames of a peer that has shown no lease, which are short: more stays in the
+/// protocol, whose window then closes.
+const WAITING_INBOX_BYTES: usize = 8 << 10;
+
+/// Limit of received frames of a VM that are not answered yet.
+const INBOX_BYTES: usize = 256 << 10;
+
+/// Bytes that an accepted connection occupies before its limits are lifted: the datagrams that began
+/// it, buffers for input and output, and received data in the protocol and in the inbox.
+pub const WAITING_BYTES: usize =
+    2 * UNKNOWN_BYTES_MAX + 2 * DATAGRAM_BUFFER_BYTES + inbox_bytes_max(WAITING_INBOX_BYTES);
+
+/// Returns how many bytes more it occupies after that.
+#[must_use]
+pub const fn lifted_bytes(class: TrafficClass) -> usize {
+    (BATCH - 1) * DATAGRAM_BUFFER_BYTES
+        + inbox_bytes_max(INBOX_BYTES)
+        + settings::REQUEST_BYTES_MAX as usize
+        + settings::answer_bytes_max(class)
+}
 
 /// Datagrams from one address.
 pub(super) type Datagrams = Vec<BytesMut>;
@@ -171,12 +193,15 @@ impl UdpStream {
         self.output.reserve(missing);
     }
 
-    /// Accepts as much as from a peer that has shown what it may do.
-    pub fn lift_limits(&mut self) {
+    /// Accepts as much as from a VM that has shown its lease, for traffic of this class. From now on
+    /// the connection occupies [`WAITING_BYTES`] and [`lifted_bytes`].
+    pub fn lift_limits(&mut self, class: TrafficClass) {
         self.enlarge_buffers();
-        self.inbox.set_limit(usize::MAX);
-        self.connection
-            .set_receive_window(settings::receive_window());
+        self.inbox.set_limit(INBOX_BYTES);
+        let window = VarInt::from_u32(settings::REQUEST_BYTES_MAX);
+        self.connection.set_receive_window(window);
+        let window = settings::answer_bytes_max(class);
+        self.connection.set_send_window(window as u64);
     }
 
     /// Returns the descriptor to wait for: for input, or for room to send when blocked.

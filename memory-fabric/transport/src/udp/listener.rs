@@ -9,6 +9,7 @@ use super::connection::{
     DATAGRAM_BUFFER_BYTES, Datagrams, SOCKET_BUFFER_BYTES, UdpCloser, UdpStream,
 };
 use super::settings;
+use crate::UNKNOWN_BYTES_MAX;
 use bytes::BytesMut;
 use fabric_identity::{Fingerprint, Identity, SharedCredentials};
 use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig};
@@ -119,6 +120,38 @@ impl Arrival {
     }
 }
 
+/// Limit of datagrams that are received before they are processed.
+const QUEUE_MAX: usize = 256;
+
+/// Limit of their bytes.
+const QUEUE_BYTES_MAX: usize = 1 << 20;
+
+/// Datagrams that are not processed yet. One that comes when there are too many is dropped.
+#[derive(Default)]
+struct Queue {
+    datagrams: VecDeque<Datagram>,
+    bytes: usize,
+}
+
+impl Queue {
+    fn is_full(&self) -> bool {
+        self.datagrams.len() >= QUEUE_MAX || self.bytes >= QUEUE_BYTES_MAX
+    }
+
+    fn push(&mut self, datagram: Datagram) {
+        if !self.is_full() {
+            self.bytes += datagram.bytes.len();
+            self.datagrams.push_back(datagram);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Datagram> {
+        let datagram = self.datagrams.pop_front()?;
+        self.bytes -= datagram.bytes.len();
+        Some(datagram)
+    }
+}
+
 /// A datagram with its source and destination.
 struct Datagram {
     peer: SocketAddr,
@@ -191,7 +224,7 @@ impl Listener {
             }
         };
         let mut input = vec![0; DATAGRAM_BUFFER_BYTES];
-        let mut queue = VecDeque::new();
+        let mut queue = Queue::default();
         let mut recent = Arrivals::default();
         while !stopping.load(Ordering::SeqCst) {
             let until = Instant::now() + LOOK_INTERVAL;
@@ -203,7 +236,7 @@ impl Listener {
             }
             receive(&udp, &self.socket, &mut input, &mut queue);
             recent.forget(Instant::now());
-            while let Some(datagram) = queue.pop_front() {
+            while let Some(datagram) = queue.pop() {
                 let begins = datagram
                     .bytes
                     .first()
@@ -225,7 +258,7 @@ impl Listener {
         endpoint: &mut Endpoint,
         datagram: Datagram,
         input: &mut [u8],
-        queue: &mut VecDeque<Datagram>,
+        queue: &mut Queue,
     ) -> Option<Arrival> {
         let Datagram { peer, local, bytes } = datagram;
         let (now, mut response) = (Instant::now(), Vec::new());
@@ -257,7 +290,7 @@ impl Listener {
         local: Option<IpAddr>,
         first: BytesMut,
         input: &mut [u8],
-        queue: &mut VecDeque<Datagram>,
+        queue: &mut Queue,
     ) -> io::Result<Arrival> {
         let mut address = self.address;
         if let (true, Some(local)) = (address.ip().is_unspecified(), local) {
@@ -271,14 +304,16 @@ impl Listener {
         socket.connect(peer)?;
         // Between these two calls it may have received packets of other peers.
         let udp = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        let mut between = VecDeque::new();
+        let mut between = Queue::default();
         receive(&udp, &socket, input, &mut between);
-        let mut first = vec![first];
-        for datagram in between {
-            if datagram.peer == peer {
+        let (mut bytes, mut first) = (first.len(), vec![first]);
+        while let Some(datagram) = between.pop() {
+            if datagram.peer != peer {
+                queue.push(datagram);
+            } else if bytes + datagram.bytes.len() <= UNKNOWN_BYTES_MAX {
+                // More than that is lost, and sent again when it is wanted.
+                bytes += datagram.bytes.len();
                 first.push(datagram.bytes);
-            } else {
-                queue.push_back(datagram);
             }
         }
         Ok(Arrival {
@@ -308,12 +343,7 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// Appends datagrams from a socket to the queue.
-fn receive(
-    udp: &UdpSocketState,
-    socket: &UdpSocket,
-    input: &mut [u8],
-    queue: &mut VecDeque<Datagram>,
-) {
+fn receive(udp: &UdpSocketState, socket: &UdpSocket, input: &mut [u8], queue: &mut Queue) {
     let mut metas = [RecvMeta::default()];
     loop {
         let mut buffers = [IoSliceMut::new(input)];
@@ -321,7 +351,7 @@ fn receive(
             Ok(_) => {
                 let [meta] = metas;
                 for bytes in input[..meta.len].chunks(meta.stride.max(1)) {
-                    queue.push_back(Datagram {
+                    queue.push(Datagram {
                         peer: meta.addr,
                         local: meta.dst_ip,
                         bytes: BytesMut::from(bytes),
@@ -332,18 +362,36 @@ fn receive(
             // An earlier datagram could not be delivered.
             Err(_) => {}
         }
-        if queue.len() >= QUEUE_MAX {
+        if queue.is_full() {
             return;
         }
     }
 }
 
-/// Limit of datagrams received before they are processed.
-const QUEUE_MAX: usize = 256;
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_datagrams_and_few_bytes_wait_to_be_processed() {
+        let datagram = |bytes| Datagram {
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            local: None,
+            bytes: BytesMut::zeroed(bytes),
+        };
+        for (bytes, fit) in [(60_000, 18), (1200, 256)] {
+            let mut queue = Queue::default();
+            for _ in 0..300 {
+                queue.push(datagram(bytes));
+            }
+            assert_eq!((queue.datagrams.len(), queue.bytes), (fit, fit * bytes));
+            assert!(queue.is_full());
+            while queue.pop().is_some() {}
+            assert_eq!(queue.bytes, 0);
+            queue.push(datagram(bytes));
+            assert_eq!(queue.bytes, bytes);
+        }
+    }
 
     #[test]
     fn few_arrivals_are_remembered_and_for_a_short_time() {

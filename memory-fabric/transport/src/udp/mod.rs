@@ -17,8 +17,7 @@ mod listener;
 mod settings;
 pub(crate) mod streams;
 
-pub use connection::UdpCloser;
-pub use connection::UdpStream;
+pub use connection::{UdpCloser, UdpStream, WAITING_BYTES, lifted_bytes};
 pub use fabric_identity::{Fingerprint, FingerprintError};
 pub use listener::{Arrival, Listener};
 pub use settings::Expected;

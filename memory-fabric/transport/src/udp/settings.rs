@@ -7,6 +7,7 @@ use fabric_identity::{
     CredentialsError, ExpectedNode, Fingerprint, FingerprintVerifier, Identity, SharedCredentials,
     provider,
 };
+use fabric_wire::TrafficClass;
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, EndpointConfig, MtuDiscoveryConfig, ServerConfig,
@@ -28,7 +29,21 @@ const DATAGRAM_BYTES_MAX: u16 = 9000 - 40 - 8;
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
 /// Unacknowledged bytes: more than are ever outstanding on a connection.
-const SEND_WINDOW_BYTES: u64 = 8 << 20;
+const SEND_WINDOW_BYTES: usize = 8 << 20;
+
+/// Unread requests of a VM that a donor keeps in the protocol: twice the writes of pages that a VM
+/// has outstanding, and nothing longer is sent to a donor.
+pub(super) const REQUEST_BYTES_MAX: u32 = 512 << 10;
+
+/// Unacknowledged answers of a donor: more than a VM ever asks for at once, except for prefetching.
+pub(super) const fn answer_bytes_max(class: TrafficClass) -> usize {
+    match class {
+        TrafficClass::Prefetch => SEND_WINDOW_BYTES,
+        // Two probes of the longest kind.
+        TrafficClass::Probe => 2 << 20,
+        TrafficClass::Urgent | TrafficClass::Bulk => 1 << 20,
+    }
+}
 
 /// Assumed round trip before the first measurement. The default, a third of a second, is for the
 /// Internet: a lost handshake packet would cost three times that.
@@ -63,7 +78,7 @@ fn transport(receive_window: VarInt) -> Arc<TransportConfig> {
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
         .receive_window(receive_window)
-        .send_window(SEND_WINDOW_BYTES)
+        .send_window(SEND_WINDOW_BYTES as u64)
         .initial_rtt(INITIAL_ROUND_TRIP)
         .mtu_discovery_config(Some(discovery))
         .ack_frequency_config(Some(acks))

@@ -14,6 +14,16 @@ pub(crate) const STREAMS: usize = 8;
 /// a part of the next. Further data stays in the connection, whose window then closes.
 const STREAM_BYTES_MAX: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
+/// An empty stream of a limited inbox keeps a buffer of so many times its share of the limit, so that
+/// peers that fill one stream after the other occupy no more than [`inbox_bytes_max`].
+const KEPT_SHARES: usize = 4;
+
+/// Returns the limit of bytes that an inbox with a limit occupies: what is kept of empty streams, and
+/// four times the data of others, since half of a buffer may have been taken, and buffers double.
+pub(crate) const fn inbox_bytes_max(bytes_max: usize) -> usize {
+    (KEPT_SHARES + 4) * bytes_max
+}
+
 /// Returns the stream of a frame to send, and its length with the header.
 pub(crate) fn place(header: &[u8; HEADER_BYTES]) -> Option<(usize, usize)> {
     let frame = Frame::decode(header).ok()?;
@@ -70,13 +80,26 @@ impl Inbox {
     /// Returns whether a stream accepts more data: also when its only frame is incomplete, since
     /// probe frames exceed the limit of a stream.
     pub(crate) fn has_room(&self, stream: usize) -> bool {
-        if self.bytes_max < usize::MAX {
-            let waiting = self.streams.iter().map(|one| one.waiting().len());
-            if waiting.sum::<usize>() >= self.bytes_max {
-                return false;
-            }
+        if self.room() == 0 {
+            return false;
         }
-        self.streams[stream].waiting().len() < STREAM_BYTES_MAX || self.whole(stream).is_none()
+        let of_stream = STREAM_BYTES_MAX.min(self.bytes_max / STREAMS);
+        self.streams[stream].waiting().len() < of_stream || self.whole(stream).is_none()
+    }
+
+    /// Returns how many bytes it accepts from a stream that has room.
+    pub(crate) fn room(&self) -> usize {
+        if self.bytes_max == usize::MAX {
+            return usize::MAX;
+        }
+        let waiting = self.streams.iter().map(|one| one.waiting().len());
+        self.bytes_max.saturating_sub(waiting.sum())
+    }
+
+    /// Returns the bytes that its buffers occupy.
+    #[cfg(test)]
+    fn occupied(&self) -> usize {
+        self.streams.iter().map(|one| one.bytes.capacity()).sum()
     }
 
     /// Appends data of a stream.
@@ -96,6 +119,7 @@ impl Inbox {
 
     /// Copies whole frames, one after the other, as far as there is room.
     pub(crate) fn take(&mut self, target: &mut [u8]) -> usize {
+        let kept_max = self.bytes_max.saturating_mul(KEPT_SHARES) / STREAMS;
         let mut filled = 0;
         while filled < target.len() {
             let Some((number, left)) = self.current.take().or_else(|| self.choose()) else {
@@ -109,6 +133,9 @@ impl Inbox {
             if stream.taken == stream.bytes.len() {
                 stream.bytes.clear();
                 stream.taken = 0;
+                if stream.bytes.capacity() > kept_max {
+                    stream.bytes = Vec::new();
+                }
             }
             if left > count {
                 self.current = Some((number, left - count));
@@ -207,6 +234,41 @@ mod tests {
         let mut taken = vec![0; long.len()];
         assert_eq!(inbox.take(&mut taken), long.len());
         assert_eq!(taken, long);
+    }
+
+    #[test]
+    fn a_limited_inbox_occupies_little_also_when_stream_after_stream_is_filled() {
+        const LIMIT: usize = 256 << 10;
+        let mut inbox = Inbox::new(LIMIT);
+        let page = frame(FrameKind::WritePage, 1, &[1; PAGE_SIZE]);
+        let mut room = vec![0; LIMIT];
+        for stream in 0..STREAMS {
+            let mut sent = page.iter().cycle();
+            let mut pushed = 0;
+            while inbox.has_room(stream) {
+                let some: Vec<_> = sent.by_ref().take(inbox.room().min(16 << 10)).collect();
+                let some: Vec<u8> = some.into_iter().copied().collect();
+                inbox.push(stream, &some);
+                pushed += some.len();
+            }
+            assert!(pushed >= LIMIT / STREAMS, "{pushed}");
+            assert!(inbox.take(&mut room) > 0);
+            // A part of a frame stays, with its buffer.
+            assert!(!inbox.is_ready() && !inbox.streams[stream].waiting().is_empty());
+            let occupied = inbox.occupied();
+            assert!(
+                occupied <= inbox_bytes_max(LIMIT),
+                "{occupied} are occupied"
+            );
+        }
+        // The rest of each.
+        for stream in 0..STREAMS {
+            let left = page.len() - inbox.streams[stream].waiting().len();
+            inbox.push(stream, &page[page.len() - left..]);
+        }
+        assert_eq!(inbox.take(&mut room), STREAMS * page.len());
+        let occupied = inbox.occupied();
+        assert!(occupied <= KEPT_SHARES * LIMIT, "{occupied} are kept");
     }
 
     #[test]

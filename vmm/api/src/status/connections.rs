@@ -1,5 +1,6 @@
 //! Connections to a node, and who uses it.
 
+use super::rdma::InUse;
 use serde::{Deserialize, Serialize};
 
 /// Connections to a node.
@@ -10,6 +11,9 @@ pub struct NodeConnections {
     pub waiting: u64,
     /// Connections of leases.
     pub established: u64,
+    /// Bytes that the buffers of all connections may occupy, and the limit.
+    #[serde(default)]
+    pub buffers: InUse,
     /// Those that were dropped, since the start.
     pub dropped: ConnectionsDropped,
 }

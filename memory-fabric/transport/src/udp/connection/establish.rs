@@ -1,7 +1,6 @@
 //! Establishing a connection, from either end.
 
-use super::{Datagrams, UdpStream};
-use crate::UNKNOWN_BYTES_MAX;
+use super::{Datagrams, UdpStream, WAITING_INBOX_BYTES};
 use crate::tls::{CertificateDer, Peer, TlsError};
 use crate::udp::settings::{self, Expected};
 use crate::udp::streams::STREAMS;
@@ -129,7 +128,7 @@ impl UdpStream {
         let (handle, connection) =
             accepted.ok_or_else(|| io::Error::other("no connection was asked for"))?;
         let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
-        stream.inbox.set_limit(UNKNOWN_BYTES_MAX);
+        stream.inbox.set_limit(WAITING_INBOX_BYTES);
         stream.shake_hands(deadline)?;
         if of_member {
             stream.note_member()?;

@@ -141,7 +141,7 @@ impl UdpStream {
                 continue;
             };
             while self.inbox.has_room(number) {
-                match chunks.next(usize::MAX) {
+                match chunks.next(self.inbox.room()) {
                     Ok(Some(chunk)) => {
                         self.inbox.push(number, &chunk.bytes);
                         continue;

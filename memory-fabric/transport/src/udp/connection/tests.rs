@@ -1,7 +1,7 @@
 use super::UdpStream;
 use crate::udp::Expected;
 use crate::udp::listener::Listener;
-use fabric_wire::{Frame, FrameKind, HEADER_BYTES};
+use fabric_wire::{Frame, FrameKind, HEADER_BYTES, TrafficClass};
 use std::io::{self, IoSlice};
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,7 +100,7 @@ fn a_connection_has_few_buffers_until_its_limits_are_lifted() {
                     let (input, output) = buffers(&stream);
                     assert_eq!(input, 64 << 10);
                     assert!(output <= 16 << 10, "{output}");
-                    stream.lift_limits();
+                    stream.lift_limits(TrafficClass::Urgent);
                 }
             }
             let (input, output) = buffers(&stream);
