@@ -246,7 +246,7 @@ mod tests {
         };
         let facts = NodeFacts {
             vcpus: (0..3).map(vcpu).collect(),
-            clock: None,
+            ..NodeFacts::default()
         };
         let reporter = SharingReporter(watched.clone());
         let bytes = reporter.report(&facts);
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(found.vcpus[2], (2, VcpuState::Halted, None));
         let facts = NodeFacts {
             vcpus: (0..254).map(vcpu).collect(),
-            clock: None,
+            ..NodeFacts::default()
         };
         let bytes = reporter.report(&facts);
         assert!(bytes.len() <= REPORT_BYTES_MAX, "{} bytes", bytes.len());
