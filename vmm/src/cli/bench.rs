@@ -72,7 +72,7 @@ pub struct BenchCoherenceConfig {
     #[arg(long)]
     pub tls: bool,
 
-    /// Measure pages that one node keeps at a donor as well
+    /// Measure pages that two nodes keep at a donor as well
     #[arg(long)]
     pub donor: bool,
 

@@ -46,7 +46,7 @@ struct CoherenceBench {
     transactions: Vec<Transaction>,
     /// The same under TLS, each beside the one without.
     tls: Vec<Transaction>,
-    /// Reads of pages that node 0 keeps at a donor.
+    /// Reads of pages that nodes 0 and 1 keep at a donor, each with a lease of its own.
     donor: Vec<Transaction>,
     work: Vec<Worked>,
     /// Sums of counters that were not what was added.
@@ -194,7 +194,7 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
             }
         }
         if let Some(at_donor) = &mut at_donor {
-            at_donor.round(round)?;
+            at_donor.round()?;
         }
         progress.step();
     }

@@ -41,8 +41,8 @@ pub(super) struct Shared {
     /// What each node lends of it.
     pub(super) lent_bytes: Vec<u64>,
     pub(super) carrier: Carrier,
-    /// The donor of the first node, whose loan is in what that node lends.
-    pub(super) donor: Option<UsedDonor>,
+    /// The donor of each of the first nodes, whose loan is in what that node lends.
+    pub(super) donors: Vec<UsedDonor>,
 }
 
 impl Shared {
@@ -55,7 +55,7 @@ impl Shared {
             blocks,
             lent_bytes: vec![lent; nodes.into()],
             carrier,
-            donor: None,
+            donors: Vec::new(),
         })
     }
 }
@@ -78,7 +78,7 @@ impl Nodes {
                 secret,
                 tls: shared.carrier == Carrier::Tls,
                 rdma,
-                donor: shared.donor.filter(|_| me == 0),
+                donor: shared.donors.get(usize::from(me)).copied(),
             };
             let mut node = Node::start()?;
             say(&mut node.input, &setup)?;
