@@ -31,8 +31,9 @@ pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 pub use crate::donor::{CpuLender, Ending};
 pub use crate::stream::Carrier;
 pub use crate::wire::{
-    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeMember, ComputePorts,
-    ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
+    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeLease, ComputeMember,
+    ComputePorts, ComputeRequest, ComputeTable, ErrorMessage, FrameKind, LeaseGrant, Refusal,
+    Token, VmSecret,
 };
 pub use depot::DonorDepot;
 pub use fabric_peers::{Channel, Paths, PeerTransport, SecureStream, Security};
@@ -249,6 +250,7 @@ fn homes(table: &[ComputeMember], ranges: &[Range<u64>]) -> Result<Homes, TooLit
 pub struct SharedGuest {
     memory: SharedMemory,
     paths: Arc<Paths>,
+    homes: Homes,
 }
 
 impl SharedGuest {
@@ -319,7 +321,7 @@ impl SharedGuest {
             depot.settle(&homes, place);
             Box::new(depot) as Box<dyn Depot>
         });
-        sharing.homes = Some(homes);
+        sharing.homes = Some(homes.clone());
         let failed = Box::new(move |failure: Failure, losses: Losses| {
             tracing::debug!(?losses, "the memory that nodes share is lost");
             failed(failure.into());
@@ -327,7 +329,12 @@ impl SharedGuest {
         let memory = SharedMemory::start_with(sharing, memory, peers, depot, failed)?;
         let streams = streams.into_iter();
         let streams = streams.map(|(peer, stream)| (peer.place(), stream));
-        Ok((Self { memory, paths }, streams.collect()))
+        let shared = Self {
+            memory,
+            paths,
+            homes,
+        };
+        Ok((shared, streams.collect()))
     }
 
     /// What to wait for before a vCPU acts on other nodes other than through this memory.
@@ -340,6 +347,13 @@ impl SharedGuest {
     #[must_use]
     pub const fn halts(&self) -> &Arc<Halts> {
         self.memory.halts()
+    }
+
+    /// How much of the guest's memory has its home at the node at this place.
+    #[must_use]
+    pub fn bytes_at(&self, place: u8) -> u64 {
+        let pages = Member::at(place).map_or(0, |member| self.homes.pages_at(member));
+        (pages * PAGE_SIZE) as u64
     }
 
     /// What this node counts.

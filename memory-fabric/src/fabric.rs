@@ -10,6 +10,7 @@ mod leases;
 mod replicas;
 mod sealing;
 mod shared;
+mod shares;
 mod sources;
 mod threads;
 
@@ -40,6 +41,7 @@ pub use hotplug::{DrainError, Drains};
 pub use hotplug::{Hotplug, HotplugError, PlugError};
 pub use sealing::Sealing;
 use shared::SharedDonors;
+pub use shares::{DonorShares, LeasingNode, NodeLeases};
 use sources::Sources;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;

@@ -65,7 +65,11 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
             ExitCode::Usage
         } else if matches!(
             error.downcast_ref(),
-            Some(MachineError::LostPageUsed | MachineError::NoMachineChecks { .. })
+            Some(
+                MachineError::LostPageUsed
+                    | MachineError::NoMachineChecks { .. }
+                    | MachineError::DonorLost { .. }
+            )
         ) {
             ExitCode::DonorLost
         } else {

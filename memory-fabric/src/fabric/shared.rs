@@ -4,6 +4,7 @@ use super::connections::{Connections, Transports};
 use super::leases::{Leases, LeasesHeld};
 use super::replicas;
 use super::sealing::Sealer;
+use super::shares::LeasingNode;
 use super::sources::Sources;
 use super::{Fabric, FabricConfig, FabricError, FabricObserver};
 use crate::compute::DonorDepot;
@@ -15,7 +16,7 @@ use crate::page::PAGE_SHIFT;
 use crate::policy::Tier;
 use crate::stats::PagerStats;
 use crate::view::{FabricView, VmMemory};
-use crate::wire::TrafficClass;
+use crate::wire::{ComputeLease, TrafficClass};
 use fabric_replicas::Role;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -49,31 +50,56 @@ impl SharedDonors {
 }
 
 impl Fabric {
-    /// Obtains leases for a memory that compute nodes share, of which the others lend so many bytes.
-    /// Donors without a size of their own are asked for what those leave of the guest's memory.
-    /// Nothing is paged: [`take_depot`](Self::take_depot) returns what stores pages at the donors.
+    /// Obtains leases for a memory that compute nodes share. Donors without a size of their own are
+    /// asked for `wanted_bytes` in all. Nothing is paged: [`take_depot`](Self::take_depot) returns
+    /// what stores pages at the donors.
     ///
     /// # Errors
     ///
     /// See [`FabricError`]; leases obtained until then are released.
     pub fn start_shared(
         config: &FabricConfig,
-        nodes_lend_bytes: u64,
+        wanted_bytes: u64,
         observer: &FabricObserver,
     ) -> Result<Self, FabricError> {
-        let span_pages = config.check()?;
-        let system = |what| move |error| FabricError::System(what, error);
-        let span_bytes = usize::try_from(span_pages << PAGE_SHIFT).expect("64-bit host");
-        let memory = GuestMemory::new(span_bytes).map_err(system("create guest memory"))?;
+        config.check()?;
         let local = LocalNode::new(config.nodes.local);
-        let guest_bytes: u64 = config.ram.iter().map(|range| range.bytes()).sum();
-        let wanted = guest_bytes.saturating_sub(nodes_lend_bytes);
         let asked = FabricConfig {
             local_bytes: 0,
             local_use: LocalUse::Cache,
             ..config.clone()
         };
-        let sources = Sources::obtain(&asked, &local, wanted.max(BLOCK_BYTES))?;
+        let sources = Sources::obtain(&asked, &local, wanted_bytes.max(BLOCK_BYTES))?;
+        Self::shared_with(config, sources, wanted_bytes, observer)
+    }
+
+    /// Takes over leases that the primary obtained for this node; else as
+    /// [`start_shared`](Self::start_shared).
+    ///
+    /// # Errors
+    ///
+    /// See [`FabricError`]; the leases are released.
+    pub fn join_shared(
+        node: &LeasingNode,
+        leases: &[ComputeLease],
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        let (config, leases) = node.resume(leases)?;
+        Self::shared_with(&config, Sources::Donors(leases), 0, observer)
+    }
+
+    fn shared_with(
+        config: &FabricConfig,
+        sources: Sources,
+        wanted_bytes: u64,
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        let system = |what| move |error| FabricError::System(what, error);
+        let span_pages = config.check()?;
+        let span_bytes = usize::try_from(span_pages << PAGE_SHIFT).expect("64-bit host");
+        let memory = GuestMemory::new(span_bytes).map_err(system("create guest memory"))?;
+        let local = LocalNode::new(config.nodes.local);
+        let guest_bytes: u64 = config.ram.iter().map(|range| range.bytes()).sum();
         let lent = sources.lent();
         let donors = &config.nodes.donors[..lent.len()];
         let mut nodes = Nodes::new(donors, &[]);
@@ -82,7 +108,7 @@ impl Fabric {
             nodes = Nodes::replicated(donors, &[]);
             let zones = replicas::zones_of(&config.donors);
             let lent = lent.iter().map(|lent| lent.1);
-            let (placement, slots) = replicas::place_at_most(wanted, &zones, lent);
+            let (placement, slots) = replicas::place_at_most(wanted_bytes, &zones, lent);
             let asked = &config.donors;
             replicas = Some(replicas::set(&placement, &slots, asked, &nodes, observer));
         }

@@ -11,7 +11,7 @@ use crate::link::{Leased, Link, LinkConfig, LinkPort, describe};
 use crate::page::PAGE_SHIFT;
 use crate::stream::Carrier;
 use crate::transport::udp::Fingerprint;
-use crate::wire::TrafficClass;
+use crate::wire::{Refusal, TrafficClass};
 use fabric_identity::ExpectedNode;
 use std::io;
 use std::net::SocketAddr;
@@ -39,45 +39,7 @@ impl Sources {
                 bytes,
             ));
         }
-        let mut leases: Vec<Leased> = Vec::new();
-        let (guest_pages, local_pages) =
-            (guest_bytes >> PAGE_SHIFT, config.local_bytes >> PAGE_SHIFT);
-        let home_here = config.local_use.home_here(guest_pages, local_pages);
-        let mut missing = (guest_pages - home_here) << PAGE_SHIFT;
-        let mut donors_left = config.donors.len() as u64;
-        let zones = replicas::zones_of(&config.donors);
-        for (at, (&node, donor)) in config.nodes.donors.iter().zip(&config.donors).enumerate() {
-            // Whole blocks: the unit of homes.
-            let blocks = missing.div_ceil(BLOCK_BYTES).div_ceil(donors_left.max(1));
-            let share = if config.replicated {
-                replicas::share((guest_pages - home_here) << PAGE_SHIFT, &zones, at)
-            } else {
-                blocks.max(1) * BLOCK_BYTES
-            };
-            donors_left -= 1;
-            let leased = obtain(
-                config.transport,
-                donor.fingerprint,
-                LinkConfig {
-                    local: local.clone(),
-                    node,
-                    address: donor.address,
-                    carrier: carrier(config, donor)?,
-                    vm: config.vm.clone(),
-                    bytes: donor.bytes.unwrap_or(share),
-                    or_less: donor.bytes.is_none(),
-                    grace: config.grace,
-                },
-            );
-            let source = |source| FabricError::Donor {
-                address: donor.address,
-                source,
-            };
-            let leased = leased.map_err(source)?;
-            missing = missing.saturating_sub(leased.grant().bytes);
-            leases.push(leased);
-        }
-        Ok(Self::Donors(leases))
+        Ok(Self::Donors(lease(config, local, guest_bytes, false)?))
     }
 
     /// Address and bytes of each loan.
@@ -91,6 +53,60 @@ impl Sources {
                 .collect(),
         }
     }
+}
+
+/// Leases for the node `local` from all donors of the configuration. With `omits_full`, a donor without
+/// a size of its own that has no memory left is left out.
+pub(super) fn lease(
+    config: &FabricConfig,
+    local: &LocalNode,
+    guest_bytes: u64,
+    omits_full: bool,
+) -> Result<Vec<Leased>, FabricError> {
+    let mut leases: Vec<Leased> = Vec::new();
+    let (guest_pages, local_pages) = (guest_bytes >> PAGE_SHIFT, config.local_bytes >> PAGE_SHIFT);
+    let home_here = config.local_use.home_here(guest_pages, local_pages);
+    let mut missing = (guest_pages - home_here) << PAGE_SHIFT;
+    let mut donors_left = config.donors.len() as u64;
+    let zones = replicas::zones_of(&config.donors);
+    for (at, (&node, donor)) in config.nodes.donors.iter().zip(&config.donors).enumerate() {
+        // Whole blocks: the unit of homes.
+        let blocks = missing.div_ceil(BLOCK_BYTES).div_ceil(donors_left.max(1));
+        let share = if config.replicated {
+            replicas::share((guest_pages - home_here) << PAGE_SHIFT, &zones, at)
+        } else {
+            blocks.max(1) * BLOCK_BYTES
+        };
+        donors_left -= 1;
+        let leased = obtain(
+            config.transport,
+            donor.fingerprint,
+            LinkConfig {
+                local: local.clone(),
+                node,
+                address: donor.address,
+                carrier: carrier(config, donor)?,
+                vm: config.vm.clone(),
+                bytes: donor.bytes.unwrap_or(share),
+                or_less: donor.bytes.is_none(),
+                grace: config.grace,
+            },
+        );
+        let source = |source| FabricError::Donor {
+            address: donor.address,
+            source,
+        };
+        let leased = match leased {
+            Err(ControlError::Refused {
+                refusal: Refusal::NoMemory,
+                ..
+            }) if omits_full && donor.bytes.is_none() => continue,
+            leased => leased.map_err(source)?,
+        };
+        missing = missing.saturating_sub(leased.grant().bytes);
+        leases.push(leased);
+    }
+    Ok(leases)
 }
 
 /// Returns what the connections to a donor are made of.

@@ -148,6 +148,30 @@ impl Leased {
         Ok(leased)
     }
 
+    /// Takes over a lease that another process of the VM obtained, for which `config` is: from here on
+    /// this one renews it.
+    ///
+    /// # Errors
+    ///
+    /// When the donor is absent, has no such lease or breaks the protocol.
+    pub fn resume(config: LinkConfig, grant: LeaseGrant) -> Result<Self, ControlError> {
+        let mut control = ControlStream::connect_by(config.address, &config.carrier)?;
+        let _: LeaseStatus = control.call(FrameKind::Resume, &grant.token, FrameKind::Status)?;
+        let mut leased = Self {
+            config,
+            control: Some(control),
+            grant,
+            round_trip: Duration::MAX,
+        };
+        leased.measure()?;
+        Ok(leased)
+    }
+
+    /// Leaves the lease to a process that has [resumed](Self::resume) it, without ending it.
+    pub fn hand_over(mut self) {
+        drop(self.control.take());
+    }
+
     /// Finds the shortest of some round trips: what the network takes when nothing is in its way.
     fn measure(&mut self) -> Result<(), ControlError> {
         for _ in 0..ROUND_TRIPS_MEASURED {
@@ -176,6 +200,12 @@ impl Leased {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.config.address
+    }
+
+    /// The donor's number.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.config.node
     }
 
     /// What its connections are made of.

@@ -1,7 +1,9 @@
 //! Messages by which a VM gets vCPUs on a node: a process of its own there, which then talks to the
 //! other compute nodes of the VM.
 
+use crate::{GrantError, LeaseGrant, LeaseRequest};
 use core::net::SocketAddr;
+use fabric_pages::page::{PAGE_SHIFT, PAGES_MAX};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -137,6 +139,46 @@ pub struct ComputeMember {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ComputeTable(pub Vec<ComputeMember>);
 
+/// A lease that the primary obtained for the VM's process on a node, which alone uses and renews it
+/// from here on, and how it is to be used.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ComputeLease {
+    /// The number of the donor among the VM's nodes, behind those of compute nodes.
+    pub donor: u8,
+    /// Where the donor listens.
+    pub address: SocketAddr,
+    /// What it lends.
+    pub grant: LeaseGrant,
+    /// Whether it is reached over UDP.
+    pub over_udp: bool,
+    /// The certificate that it must present over UDP; `None` for any.
+    pub fingerprint: Option<[u8; 32]>,
+    /// How long it may be unreachable before it is lost, in milliseconds.
+    pub grace_ms: u32,
+    /// Whether it gets sealed pages only.
+    pub sealed: bool,
+    /// Whether pages carry checksums.
+    pub checksum: bool,
+    /// Whether pages are compressed; `None` for as long as that was measured to pay.
+    pub compression: Option<bool>,
+}
+
+impl ComputeLease {
+    /// Checks the values by themselves.
+    ///
+    /// # Errors
+    ///
+    /// When no donor grants such a lease.
+    pub fn check(&self) -> Result<(), GrantError> {
+        self.grant.check(&LeaseRequest {
+            vm: String::new(),
+            bytes: PAGES_MAX << PAGE_SHIFT,
+            or_less: true,
+            duration_ms: u32::MAX,
+        })
+    }
+}
+
 /// The end of the process of a VM on a node.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ComputeEnd {
@@ -150,7 +192,7 @@ pub const COMPUTE_REASON_BYTES_MAX: usize = 512;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CONTROL_BYTES_MAX, encode_message};
+    use crate::{CONTROL_BYTES_MAX, Token, encode_message};
 
     fn request() -> ComputeRequest {
         ComputeRequest {
@@ -225,6 +267,26 @@ mod tests {
             COMPUTE_NODES_MAX
         ]);
         assert!(encode_message(&table).len() <= CONTROL_BYTES_MAX);
+        let lease = ComputeLease {
+            donor: u8::MAX,
+            address,
+            grant: LeaseGrant {
+                token: Token([0xff; 16]),
+                bytes: u64::MAX,
+                duration_ms: u32::MAX,
+            },
+            over_udp: true,
+            fingerprint: Some([0xff; 32]),
+            grace_ms: u32::MAX,
+            sealed: true,
+            checksum: true,
+            compression: Some(true),
+        };
+        assert!(encode_message(&lease).len() <= CONTROL_BYTES_MAX);
+        assert!(
+            !format!("{lease:?}").contains("255, 255"),
+            "no token in a log"
+        );
         let end = ComputeEnd {
             reason: "x".repeat(COMPUTE_REASON_BYTES_MAX),
         };

@@ -3,9 +3,10 @@
 
 use crate::packing::{Packer, Packing, unpack};
 use crate::{
-    AttachRequest, Attached, ComputeEnd, ComputePorts, ComputeRequest, ComputeTable, ErrorMessage,
-    Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, RUN_PAGES_MAX, Token,
-    TrafficClass, VM_NAME_BYTES_MAX, decode_message, decode_probe, decode_run, encode_message,
+    AttachRequest, Attached, ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus,
+    RUN_PAGES_MAX, Token, TrafficClass, VM_NAME_BYTES_MAX, decode_message, decode_probe,
+    decode_run, encode_message,
 };
 use fabric_homes::NodeId;
 use fabric_pages::page::PAGE_SIZE;
@@ -122,7 +123,7 @@ fn control_message(input: &[u8]) {
     let Some((kind, payload)) = input.split_first() else {
         return;
     };
-    match kind % 10 {
+    match kind % 11 {
         0 => drop(same::<LeaseRequest>(payload)),
         1 => lease_grant(payload),
         2 => drop(same::<Token>(payload)),
@@ -140,6 +141,13 @@ fn control_message(input: &[u8]) {
         6 => drop(same::<ComputePorts>(payload)),
         7 => drop(same::<ComputeTable>(payload)),
         8 => drop(same::<ComputeEnd>(payload)),
+        10 => {
+            if let Some(lease) = same::<ComputeLease>(payload)
+                && lease.check().is_ok()
+            {
+                assert!(lease.grant.bytes > 0 && lease.grant.bytes < 1 << 44);
+            }
+        }
         _ => {
             if let Ok(error) = ErrorMessage::decode(payload) {
                 assert!(!error.text.chars().any(char::is_control), "{error:?}");

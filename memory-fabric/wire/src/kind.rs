@@ -36,6 +36,9 @@ pub enum FrameKind {
     ComputeTable = 13,
     /// [`ComputeEnd`](crate::ComputeEnd): the VM has no vCPU on the node any more.
     ComputeEnd = 14,
+    /// [`ComputeLease`](crate::ComputeLease): a lease for the VM's process on the node, before
+    /// `ComputeTable`.
+    ComputeLease = 15,
     /// No payload: reads the page at `offset` (bytes into the lease).
     ReadPage = 16,
     /// One page: the answer to `ReadPage`.
@@ -85,6 +88,7 @@ impl FrameKind {
             ComputePorts,
             ComputeTable,
             ComputeEnd,
+            ComputeLease,
             ReadPage,
             PageData,
             WritePage,

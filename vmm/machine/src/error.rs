@@ -305,6 +305,12 @@ pub enum MachineError {
         /// The failure.
         reason: String,
     },
+    /// Guest memory is lost with a donor of another node.
+    #[error("{reason}")]
+    DonorLost {
+        /// The donor, and why.
+        reason: String,
+    },
     /// The thread of a virtio device panicked: a bug in the monitor.
     #[error("the thread of the virtio device {device} panicked; this is a bug in ssi-hv")]
     DevicePanicked {

@@ -136,6 +136,7 @@ pub(crate) fn encode(message: &Message, to: &mut Vec<u8>) {
                 End::Stopped => (2, ""),
                 End::Crash(text) => (3, text.as_str()),
                 End::Failed(text) => (4, text.as_str()),
+                End::DonorLost(text) => (5, text.as_str()),
             };
             to.extend([END, code]);
             to.extend(&text.as_bytes()[..text.floor_char_boundary_of(TEXT_BYTES_MAX)]);
@@ -325,6 +326,7 @@ fn decode_fields(kind: u8, fields: &mut Fields<'_>) -> Option<Message> {
                 (2, "") => End::Stopped,
                 (3, text) => End::Crash(text.to_owned()),
                 (4, text) => End::Failed(text.to_owned()),
+                (5, text) => End::DonorLost(text.to_owned()),
                 _ => return None,
             })
         }

@@ -75,6 +75,8 @@ pub enum End {
     Crash(String),
     /// A host cannot go on.
     Failed(String),
+    /// Guest memory is lost with a donor.
+    DonorLost(String),
 }
 
 /// A message from one compute node of a VM to another.

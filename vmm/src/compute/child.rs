@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use memory_fabric::compute::{ComputeEnd, ComputePorts, ComputeRequest, ComputeTable};
+use memory_fabric::compute::{
+    ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -133,13 +135,17 @@ impl VmProcess {
         self.ports
     }
 
-    /// Makes it connect to the other nodes of the VM.
+    /// Makes it take over leases, and connect to the other nodes of the VM.
     ///
     /// # Errors
     ///
     /// When it has ended.
-    pub fn connect(&mut self, table: ComputeTable) -> Result<(), ProcessError> {
-        self.send(&Connect(table))
+    pub fn connect(
+        &mut self,
+        table: ComputeTable,
+        leases: Vec<ComputeLease>,
+    ) -> Result<(), ProcessError> {
+        self.send(&Connect { table, leases })
     }
 
     fn send(&mut self, value: &impl serde::Serialize) -> Result<(), ProcessError> {

@@ -6,9 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use memory_fabric::compute::{
-    ComputeEnd, ComputeRequest, ComputeTable, ControlError, ControlStream, CpuLender, Ending,
-    ErrorMessage, FrameKind, Refusal,
+    ComputeEnd, ComputeLease, ComputeRequest, ComputeTable, ControlError, ControlStream, CpuLender,
+    Ending, ErrorMessage, FrameKind, Refusal,
 };
+use memory_fabric::fabric::DONORS_MAX;
 
 use super::child::{Event, ProcessError, VmProcess};
 use super::protocol::RdmaOfNode;
@@ -87,16 +88,47 @@ impl CpuHost {
             Err(error) => return Ok(Err(describe(error))),
         };
         control.send(FrameKind::ComputePorts, &process.ports())?;
-        let (frame, payload) = control.receive(TABLE_TIME_MAX)?;
-        let table: ComputeTable = match frame.kind {
-            FrameKind::ComputeTable => control.decode(frame.kind, &payload)?,
-            kind => return Ok(Err(format!("{kind:?} is not expected here"))),
+        let (table, leases) = match receive_table(control)? {
+            Ok(received) => received,
+            Err(text) => return Ok(Err(text)),
         };
         let (named, nodes) = (table.0.len(), request.nodes);
         if named != usize::from(nodes) {
             return Ok(Err(format!("{named} of {nodes} nodes are named")));
         }
-        Ok(process.connect(table).map(|()| process).map_err(describe))
+        let connected = process.connect(table, leases);
+        Ok(connected.map(|()| process).map_err(describe))
+    }
+}
+
+/// Receives where all nodes listen, and before that the leases for this one.
+fn receive_table(
+    control: &mut ControlStream,
+) -> Result<Result<(ComputeTable, Vec<ComputeLease>), String>, ControlError> {
+    let until = Instant::now() + TABLE_TIME_MAX;
+    let mut leases = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let (frame, payload) = control.receive(left)?;
+        match frame.kind {
+            FrameKind::ComputeLease if leases.len() == DONORS_MAX => {
+                return Ok(Err(format!(
+                    "more than {DONORS_MAX} leases are given, which is the limit"
+                )));
+            }
+            FrameKind::ComputeLease => {
+                let lease: ComputeLease = control.decode(frame.kind, &payload)?;
+                if let Err(error) = lease.check() {
+                    return Ok(Err(format!("a lease at {}: {error}", lease.address)));
+                }
+                leases.push(lease);
+            }
+            FrameKind::ComputeTable => {
+                let table = control.decode(frame.kind, &payload)?;
+                return Ok(Ok((table, leases)));
+            }
+            kind => return Ok(Err(format!("{kind:?} is not expected here"))),
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fabric_identity::CertificateDer;
 use memory_fabric::compute::{
-    CONTROL_TIMEOUT, Carrier, ComputeEnd, ComputeMember, ComputePorts, ComputeRequest,
-    ComputeTable, ControlError, ControlStream, FrameKind, member,
+    CONTROL_TIMEOUT, Carrier, ComputeEnd, ComputeLease, ComputeMember, ComputePorts,
+    ComputeRequest, ComputeTable, ControlError, ControlStream, FrameKind, member,
 };
 
 use super::host::END_TIME_MAX;
@@ -45,12 +45,19 @@ impl LentCpus {
         self.0.chain().map(<[_]>::to_vec)
     }
 
-    /// Lets the VM's process connect to the other nodes.
+    /// Lets the VM's process take over these leases, and connect to the other nodes.
     ///
     /// # Errors
     ///
     /// When the connection breaks.
-    pub fn connect(&mut self, table: &ComputeTable) -> Result<(), ControlError> {
+    pub fn connect<'a>(
+        &mut self,
+        table: &ComputeTable,
+        leases: impl Iterator<Item = &'a ComputeLease>,
+    ) -> Result<(), ControlError> {
+        for lease in leases {
+            self.0.send(FrameKind::ComputeLease, lease)?;
+        }
         self.0.send(FrameKind::ComputeTable, table)
     }
 

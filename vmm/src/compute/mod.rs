@@ -17,6 +17,6 @@ pub use self::child::{ProcessError, VmProcess};
 pub use self::host::CpuHost;
 pub use self::join::{JoinError, Joined, SILENCE_MAX, Shared, byte_ranges, random_vm};
 pub use self::lent::LentCpus;
-pub use self::observed::{Observed, SharingReporter, Watched};
+pub use self::observed::{AtDonors, DonorHere, Observed, SharingReporter, Watched};
 pub use self::process::serve;
 pub use self::protocol::RdmaOfNode;

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memory_fabric::compute::{self, Paths, SharedGuest, SharingStats};
+use memory_fabric::fabric::DONORS_MAX;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::Summary;
+use memory_fabric::view::FabricView;
 use serde::{Deserialize, Serialize};
 
 use crate::instance::{distribution, percentiles};
@@ -80,6 +82,78 @@ pub struct Observed {
     /// How memory travels to the other nodes.
     #[serde(default)]
     pub peers: Vec<Peer>,
+    /// What it keeps at donors by itself.
+    #[serde(default)]
+    pub at_donors: AtDonors,
+}
+
+/// What a node keeps at donors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AtDonors {
+    /// Each donor that it uses.
+    pub donors: Vec<DonorHere>,
+    /// Pages that it sealed, opened and rejected.
+    pub sealing: [u64; 3],
+}
+
+/// What a node keeps at a donor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DonorHere {
+    /// The donor's number among the VM's nodes.
+    pub id: u32,
+    /// Bytes of guest memory with their place there.
+    pub memory_bytes: u64,
+    /// Pages read from it.
+    pub pages_fetched: u64,
+    /// Pages written to it.
+    pub pages_written_back: u64,
+}
+
+impl AtDonors {
+    /// Adds what another node reports, which may be anything.
+    pub fn add(&mut self, other: &Self) {
+        for more in &other.donors {
+            let place = self.donors.iter().position(|donor| donor.id == more.id);
+            match place {
+                Some(place) => self.donors[place].add(*more),
+                None if self.donors.len() < DONORS_MAX => self.donors.push(*more),
+                None => {}
+            }
+        }
+        for (count, more) in self.sealing.iter_mut().zip(other.sealing) {
+            *count = count.saturating_add(more);
+        }
+    }
+}
+
+impl DonorHere {
+    fn add(&mut self, more: Self) {
+        for (count, more) in [
+            (&mut self.memory_bytes, more.memory_bytes),
+            (&mut self.pages_fetched, more.pages_fetched),
+            (&mut self.pages_written_back, more.pages_written_back),
+        ] {
+            *count = count.saturating_add(more);
+        }
+    }
+}
+
+impl From<&FabricView> for AtDonors {
+    fn from(view: &FabricView) -> Self {
+        let donors = view.nodes().into_iter().skip(1);
+        let donors = donors.map(|donor| DonorHere {
+            id: donor.id.0.into(),
+            memory_bytes: donor.memory_bytes,
+            pages_fetched: donor.pages_fetched,
+            pages_written_back: donor.pages_written_back,
+        });
+        let sealing = &view.stats().sealing;
+        let sealing = [&sealing.sealed, &sealing.opened, &sealing.rejected];
+        Self {
+            donors: donors.collect(),
+            sealing: sealing.map(|count| count.get()),
+        }
+    }
 }
 
 impl Observed {
@@ -96,6 +170,7 @@ impl Observed {
             vcpus: vcpus.iter().map(|vcpu| vcpu_now(stats, *vcpu)).collect(),
             round_trip_us: None,
             peers: watched.peers(),
+            at_donors: AtDonors::default(),
         }
     }
 }
@@ -156,13 +231,19 @@ fn transfers(stats: &SharingStats, hold: &Summary, request: &Summary) -> Transfe
 
 /// Makes the reports of a node that is not the primary.
 #[derive(Debug)]
-pub struct SharingReporter(pub Watched);
+pub struct SharingReporter {
+    /// What the node knows.
+    pub watched: Watched,
+    /// Its donors, if it has any.
+    pub donors: Option<FabricView>,
+}
 
 impl Reporter for SharingReporter {
     fn report(&self, facts: &NodeFacts) -> Vec<u8> {
-        let mut observed = Observed::now(&self.0, &facts.vcpus);
+        let mut observed = Observed::now(&self.watched, &facts.vcpus);
         let round_trip = facts.clock.map(|clock| clock.round_trip);
         observed.round_trip_us = round_trip.map(micros);
+        observed.at_donors = self.donors.as_ref().map(Into::into).unwrap_or_default();
         let mut bytes = serde_json::to_vec(&observed).unwrap_or_default();
         if bytes.len() > REPORT_BYTES_MAX {
             // Its longest parts, which grow with the number of different values.
@@ -248,7 +329,10 @@ mod tests {
             vcpus: (0..3).map(vcpu).collect(),
             ..NodeFacts::default()
         };
-        let reporter = SharingReporter(watched.clone());
+        let reporter = SharingReporter {
+            watched: watched.clone(),
+            donors: None,
+        };
         let bytes = reporter.report(&facts);
         assert!(bytes.len() <= REPORT_BYTES_MAX, "{} bytes", bytes.len());
         let found: Observed = serde_json::from_slice(&bytes).expect("is read");

@@ -6,22 +6,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use memory_fabric::compute::{
-    COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeRequest, Listeners, Membership,
+    COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeRequest, Listeners, Membership, SharingError,
 };
+use memory_fabric::fabric::{Fabric, FabricEvent, FabricObserver, LeasingNode};
 use memory_fabric::guest_memory::GuestMemory;
+use memory_fabric::link::LinkEvent;
 use memory_fabric::rdma::Settings;
 use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit,
 };
 use ssi_hv_sandbox::Sandbox;
 
-use super::join::{Joined, byte_ranges};
+use super::join::{Joined, Shared, byte_ranges};
 use super::observed::SharingReporter;
 use super::protocol::{Connect, ProcessMessage, RdmaOfNode, Setup, receive_line, send_line};
 use crate::exit::ExitCode;
-use crate::instance::guest_memory;
+use crate::instance::{guest_memory, lost_memory};
 use crate::machine::{
-    HostCounter, Outcome, Secondary, SecondaryConfig, SecondaryHandle, guest_memory_ranges,
+    HostCounter, MachineError, Outcome, Secondary, SecondaryConfig, SecondaryHandle,
+    guest_memory_ranges,
 };
 use crate::stderr;
 
@@ -91,15 +94,13 @@ fn run() -> Result<()> {
     let listeners = listeners.context("cannot listen for other nodes")?;
     let ports = listeners.ports().context("cannot listen for other nodes")?;
     send_line(&mut io::stdout(), &ProcessMessage::Listening(ports))?;
-    let Connect(table) =
+    let Connect { table, leases } =
         receive_line(&mut input).context("the node sent no addresses of the nodes")?;
     let ends = Arc::new(Ends::default());
     watch(input, Arc::clone(&ends))?;
 
-    let span = usize::try_from(span).context("guest memory")?;
-    let memory = GuestMemory::new(span).context("cannot create guest memory")?;
-    let memory = Arc::new(memory);
     let ComputeRequest {
+        name,
         me,
         vm,
         secret,
@@ -115,18 +116,39 @@ fn run() -> Result<()> {
         merge_tables,
         rdma,
     };
+    // Dropped after the memory, whose pages are at its donors.
+    let donors = match leases.is_empty() {
+        true => None,
+        false => {
+            let node = LeasingNode {
+                vm: name,
+                place: me,
+                ranges: byte_ranges(&ranges),
+            };
+            let joined = Fabric::join_shared(&node, &leases, &observer(&ends));
+            Some(joined.context("this node has to reach the donors of the VM")?)
+        }
+    };
+    let memory = match &donors {
+        Some(fabric) => Arc::clone(fabric.memory()),
+        None => {
+            let span = usize::try_from(span).context("guest memory")?;
+            Arc::new(GuestMemory::new(span).context("cannot create guest memory")?)
+        }
+    };
+    let shared = Shared {
+        memory: Arc::clone(&memory),
+        depot: donors.as_ref().and_then(Fabric::take_depot),
+    };
     let on_failure = Arc::clone(&ends);
-    let failed = move |error: memory_fabric::compute::SharingError| on_failure.fail(error.reason);
-    let joined = Joined::connect(
-        membership,
-        listeners,
-        Arc::clone(&memory),
-        Vec::new(),
-        failed,
-    )?;
+    let failed = move |error: SharingError| on_failure.fail(error.reason);
+    let joined = Joined::connect(membership, listeners, shared, Vec::new(), failed)?;
     let clock = joined.clock.context("the primary is not among the nodes")?;
     tracing::debug!(?clock, "compared with the clock of the primary");
-    let reporter = Box::new(SharingReporter((&joined.shared).into()));
+    let reporter = Box::new(SharingReporter {
+        watched: (&joined.shared).into(),
+        donors: donors.as_ref().map(|fabric| fabric.view().clone()),
+    });
     let secondary = Secondary::new(SecondaryConfig {
         reporter,
         nodes: joined.nodes,
@@ -145,11 +167,32 @@ fn run() -> Result<()> {
     tracing::debug!(faults, pages, tables, changes, "memory shared");
     // Others have what they need of it, or are lost. Threads may wait for it for ever.
     std::mem::forget(joined.shared);
+    // Its leases end; a page that a thread waits for does not come any more.
+    drop(donors);
     let outcome = outcome?;
     if let Outcome::Crash(reason) = &outcome {
         tracing::debug!(reason, "the guest crashed");
     }
     Ok(())
+}
+
+/// Ends the run when a donor of this node is lost.
+fn observer(ends: &Arc<Ends>) -> FabricObserver {
+    let ends = Arc::clone(ends);
+    Arc::new(move |event| match event {
+        FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
+            ends.end(MachineError::DonorLost {
+                reason: lost_memory(node, &reason),
+            });
+        }
+        FabricEvent::Link(LinkEvent::Down { node, reason }) => {
+            tracing::warn!("donor {node} cannot be reached: {reason}");
+        }
+        FabricEvent::Link(LinkEvent::Up { node }) => tracing::warn!("donor {node} is back"),
+        FabricEvent::Failed(reason) => ends.fail(reason),
+        // Of replicated memory, drains and poisoned pages, which a node does not have.
+        _ => {}
+    })
 }
 
 /// The RDMA settings with which the memory travels, if the VM asks for RDMA.
@@ -195,23 +238,27 @@ struct Ends(Mutex<Run>);
 #[derive(Debug, Default)]
 struct Run {
     handle: Option<SecondaryHandle>,
-    failure: Option<String>,
+    failure: Option<MachineError>,
 }
 
 impl Ends {
     fn set(&self, handle: SecondaryHandle) {
         let mut run = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reason) = &run.failure {
-            handle.fail(reason.clone());
+        if let Some(error) = run.failure.take() {
+            handle.fail(error);
         }
         run.handle = Some(handle);
     }
 
     fn fail(&self, reason: String) {
+        self.end(MachineError::SharedMemory { reason });
+    }
+
+    fn end(&self, error: MachineError) {
         let mut run = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &run.handle {
-            Some(handle) => handle.fail(reason),
-            None => run.failure = Some(reason),
+            Some(handle) => handle.fail(error),
+            None => run.failure = Some(error),
         }
     }
 }

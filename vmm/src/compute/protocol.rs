@@ -3,7 +3,9 @@
 use std::io::{self, BufRead, Write};
 use std::net::IpAddr;
 
-use memory_fabric::compute::{ComputeEnd, ComputePorts, ComputeRequest, ComputeTable};
+use memory_fabric::compute::{
+    ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
+};
 use memory_fabric::rdma::Settings;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -11,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::rdma::RdmaArg;
 
 /// Longest line, bytes.
-pub const LINE_BYTES_MAX: usize = 8192;
+pub const LINE_BYTES_MAX: usize = 48 << 10;
 
 /// The first line to the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -52,7 +54,12 @@ impl RdmaOfNode {
 
 /// The second line to the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Connect(pub ComputeTable);
+pub struct Connect {
+    /// All nodes.
+    pub table: ComputeTable,
+    /// What it takes over at donors.
+    pub leases: Vec<ComputeLease>,
+}
 
 /// The lines of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,7 +90,8 @@ pub fn receive_line<T: DeserializeOwned>(from: impl BufRead) -> io::Result<T> {
 mod tests {
     use std::net::SocketAddr;
 
-    use memory_fabric::compute::{COMPUTE_NODES_MAX, ComputeMember};
+    use memory_fabric::compute::{COMPUTE_NODES_MAX, ComputeMember, LeaseGrant, Token};
+    use memory_fabric::fabric::DONORS_MAX;
 
     use super::*;
 
@@ -110,11 +118,29 @@ mod tests {
             lent_bytes: u64::MAX,
             certificate: Some([0xff; 32]),
         };
-        let table = Connect(ComputeTable(vec![node; COMPUTE_NODES_MAX]));
+        let lease = ComputeLease {
+            donor: u8::MAX,
+            address,
+            grant: LeaseGrant {
+                token: Token([0xff; 16]),
+                bytes: u64::MAX,
+                duration_ms: u32::MAX,
+            },
+            over_udp: false,
+            fingerprint: Some([0xff; 32]),
+            grace_ms: u32::MAX,
+            sealed: false,
+            checksum: false,
+            compression: Some(false),
+        };
+        let sent = Connect {
+            table: ComputeTable(vec![node; COMPUTE_NODES_MAX]),
+            leases: vec![lease; DONORS_MAX],
+        };
         let mut line = Vec::new();
-        send_line(&mut line, &table).expect("is written");
+        send_line(&mut line, &sent).expect("is written");
         assert!(line.len() <= LINE_BYTES_MAX, "{} bytes", line.len());
-        let Connect(found) = receive_line(line.as_slice()).expect("is read");
-        assert_eq!(found, table.0);
+        let found: Connect = receive_line(line.as_slice()).expect("is read");
+        assert_eq!((found.table, found.leases), (sent.table, sent.leases));
     }
 }

@@ -8,8 +8,9 @@ use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::{BLOCK_BYTES, Measured};
 
-/// Describes the locations of the guest's memory and their transports.
-pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
+/// Describes the locations of the guest's memory and their transports. Nodes keep `by_nodes` bytes at
+/// donors themselves.
+pub fn describe(fabric: &Fabric, by_nodes: u64, config: &RunConfig) -> String {
     let plan = fabric.plan();
     let size = |pages: u64| ByteSize::from_bytes(pages << PAGE_SHIFT);
     let more = config
@@ -34,7 +35,7 @@ pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
     if !config.nodes.is_empty() {
         let of_nodes = config.nodes.iter().map(|node| node.memory.bytes()).sum();
         let donors = fabric.nodes().into_iter().skip(1);
-        let at_donors = donors.map(|donor| donor.memory_bytes).sum();
+        let at_donors: u64 = donors.map(|donor| donor.memory_bytes).sum();
         return format!(
             "memory {} of {} hosts with vCPUs: {} lent here, {} by others, {} of it on {} donor(s); \
              transport {}, tier {}{page}{refusal}",
@@ -42,7 +43,7 @@ pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
             config.nodes.len() + 1,
             config.local_memory,
             ByteSize::from_bytes(of_nodes),
-            ByteSize::from_bytes(at_donors),
+            ByteSize::from_bytes(at_donors + by_nodes),
             fabric.nodes().len() - 1,
             transport.kind,
             transport.tier,
@@ -70,8 +71,9 @@ pub fn transport_used(fabric: &Fabric) -> TransportUsed {
     }
 }
 
-/// Describes donors that were named but hold nothing, or next to nothing.
-pub fn unused(fabric: &Fabric, config: &RunConfig) -> Option<String> {
+/// Describes donors that were named but hold nothing, or next to nothing. Nodes keep `by_nodes` bytes
+/// there themselves.
+pub fn unused(fabric: &Fabric, by_nodes: u64, config: &RunConfig) -> Option<String> {
     let (local, count) = (config.local_memory, config.donors.len());
     if count == 0 {
         return None;
@@ -87,7 +89,7 @@ pub fn unused(fabric: &Fabric, config: &RunConfig) -> Option<String> {
     }
     let held: u64 = donors.map(|donor| donor.memory_bytes).sum();
     // Each lends a block at least.
-    (held <= count as u64 * BLOCK_BYTES).then(|| {
+    (held + by_nodes <= count as u64 * BLOCK_BYTES).then(|| {
         let by_nodes = config.nodes.iter().map(|node| node.memory.bytes()).sum();
         format!(
             "--local-memory {local} and the nodes with vCPUs, which lend {}, are all of the guest's {}, so \

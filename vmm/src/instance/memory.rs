@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric_identity::{Role, SharedCredentials};
 use memory_fabric::NodeIds;
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, SPIN_DEFAULT,
+    DonorAddress, DonorShares, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary,
+    SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
@@ -102,23 +103,41 @@ fn credentials(config: &RunConfig) -> Result<Option<Arc<SharedCredentials>>, Fai
     loaded.transpose().map_err(Failure::usage)
 }
 
-/// Connects to the donors, which takes long if their memory is registered with adapters.
+/// Connects to the donors, of which `shares` has this host's part, which takes long if their memory is registered with adapters.
 pub fn connect(
     config: &RunConfig,
     fabric: &FabricConfig,
+    shares: Option<&DonorShares>,
     supervisor: &Arc<Supervisor>,
 ) -> Result<Fabric, Failure> {
     let donors = fabric.donors.len() as u64;
     let _progress =
         bars_are_ours(config).then(|| Followed::begin("connecting to donors", donors, "", || 0));
     let observer = supervisor.observer();
-    let started = if config.nodes.is_empty() || fabric.donors.is_empty() {
-        Fabric::start(fabric, &observer)
-    } else {
-        let lent = config.nodes.iter().map(|node| node.memory.bytes());
-        Fabric::start_shared(fabric, lent.sum(), &observer)
+    let started = match shares {
+        None => Fabric::start(fabric, &observer),
+        Some(shares) => {
+            let (fabric, wanted_bytes) = shares.of(0);
+            Fabric::start_shared(&fabric, wanted_bytes, &observer)
+        }
     };
     started.map_err(donors_failed)
+}
+
+/// Returns how the donors are divided among this host and the nodes that share the guest's memory;
+/// `None` where nothing is shared. Nodes use donors by themselves unless that needs what only this
+/// host has: its certificate, the copies of all pages, or its RDMA settings.
+pub fn donor_shares(config: &RunConfig, fabric: &FabricConfig) -> Option<DonorShares> {
+    if config.nodes.is_empty() || fabric.donors.is_empty() {
+        return None;
+    }
+    let here = config.local_memory.bytes();
+    let lent = config.nodes.iter().map(|node| node.memory.bytes());
+    let lent = std::iter::once(here).chain(lent).collect();
+    let is_divided = fabric.credentials.is_none()
+        && !fabric.replicated
+        && fabric.transport != TransportKind::Rdma;
+    Some(DonorShares::new(fabric.clone(), lent, is_divided))
 }
 
 /// Returns the guest view for KVM and the device models: of so many bytes, and those that may be added.
@@ -184,7 +203,7 @@ pub fn return_leases(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
 }
 
 /// Assigns donors that do not lend enough their own exit code.
-fn donors_failed(error: FabricError) -> Failure {
+pub fn donors_failed(error: FabricError) -> Failure {
     match &error {
         FabricError::Donor { .. }
         | FabricError::Plan(_)

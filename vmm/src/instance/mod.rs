@@ -36,4 +36,5 @@ pub(crate) use self::memory::guest_memory;
 pub use self::observe::percentiles;
 pub use self::run::run;
 pub use self::supervisor::LATE_END_TIME_MAX;
+pub(crate) use self::supervisor::lost_memory;
 pub(crate) use self::timeline::distribution;

@@ -11,10 +11,11 @@ use memory_fabric::compute::{
     Carrier, ComputeRequest, ComputeTable, DonorDepot, Listeners, Membership, SharedGuest,
     SharingError, member,
 };
-use memory_fabric::fabric::{Fabric, TransportKind};
+use memory_fabric::fabric::{DonorShares, Fabric, NodeLeases, TransportKind};
 use vm_memory::GuestMemoryMmap;
 
 use super::certificates::{NodeCertificates, ShownBy};
+use super::memory::donors_failed;
 use super::run_error::RunError;
 use super::seen::NodesSeen;
 use super::supervisor::Supervisor;
@@ -39,6 +40,8 @@ pub struct OtherNodes {
     lent: Vec<LentCpus>,
     shared: SharedGuest,
     seen: Arc<NodesSeen>,
+    /// What the nodes keep at donors themselves.
+    bytes_at_donors: u64,
     /// `None` without credentials.
     certificates: Option<NodeCertificates>,
 }
@@ -126,6 +129,16 @@ fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
     Err(Failure::new(ExitCode::DonorUnavailable, error))
 }
 
+/// Obtains the leases of each node.
+fn lease(shares: Option<&DonorShares>, nodes: &[ComputeNode]) -> Result<Vec<NodeLeases>, Failure> {
+    let places = (1..).zip(nodes);
+    let leases = places.map(|(place, _)| match shares {
+        Some(shares) => shares.lease(place),
+        None => Ok(NodeLeases::default()),
+    });
+    leases.collect::<Result<_, _>>().map_err(donors_failed)
+}
+
 /// The certificates that nodes have shown, and the credentials to which they are compared.
 fn watched(
     nodes: &[ComputeNode],
@@ -147,12 +160,13 @@ fn watched(
 
 impl OtherNodes {
     /// Asks all nodes for their vCPUs and memory, and shares the memory of `fabric`, which nothing
-    /// has touched, with them. What its donors lend counts as lent by this host. Nodes are shown the
-    /// certificate of `shown`. Returns them with what [`machine`](Self::machine) needs, or `None` when
+    /// has touched, with them. What donors lend a node by `shares` counts as lent by it. Nodes are
+    /// shown the certificate of `shown`. Returns them with what [`machine`](Self::machine) needs, or `None` when
     /// the VM is on this host alone.
     pub fn start(
         config: &RunConfig,
         fabric: &Fabric,
+        shares: Option<&DonorShares>,
         supervisor: &Arc<Supervisor>,
         shown: Option<&Arc<SharedCredentials>>,
     ) -> Result<Option<(Self, NodesConfig)>, Failure> {
@@ -173,7 +187,6 @@ impl OtherNodes {
         let rdma = config.transport == TransportKind::Rdma;
         let depot = fabric.take_depot();
         let by_donors = depot.as_ref().map_or(0, DonorDepot::lent_bytes);
-        check_lent(config, by_donors)?;
         let lent_here = config.local_memory.bytes().saturating_add(by_donors);
         let mut table = vec![member(here, ports, lent_here)];
         let mut lent = Vec::new();
@@ -195,9 +208,16 @@ impl OtherNodes {
             lent.push(cpus);
             table.push(member);
         }
+        // After the processes have started, so that each takes its leases before they expire.
+        let leases = lease(shares, &nodes)?;
+        for (member, leases) in table.iter_mut().skip(1).zip(&leases) {
+            member.lent_bytes = member.lent_bytes.saturating_add(leases.lent_bytes());
+        }
+        let by_nodes: Vec<u64> = leases.iter().map(NodeLeases::lent_bytes).collect();
+        check_lent(config, by_donors + by_nodes.iter().sum::<u64>())?;
         let table = ComputeTable(table);
-        for (me, cpus) in (1..).zip(&mut lent) {
-            let connected = cpus.connect(&table);
+        for ((me, cpus), leases) in (1..).zip(&mut lent).zip(&leases) {
+            let connected = cpus.connect(&table, leases.messages());
             connected.map_err(|error| unavailable(&nodes, me, error))?;
         }
         let membership = Membership {
@@ -243,6 +263,15 @@ impl OtherNodes {
                     nodes: mut links,
                     ..
                 } = joined;
+                // Every node has connected, which it does when it has its leases.
+                leases.into_iter().for_each(NodeLeases::hand_over);
+                let places = (1..).zip(&by_nodes);
+                let at_donors = places.map(|(place, by_donors)| {
+                    let memory = nodes[usize::from(place) - 1].memory.bytes();
+                    let home = shared.bytes_at(place);
+                    home.saturating_sub(memory).min(*by_donors)
+                });
+                let bytes_at_donors = at_donors.sum();
                 let addresses = nodes.iter().map(|node| node.address.to_string());
                 let memory = nodes.iter().map(|node| node.memory);
                 let memory = [config.local_memory].into_iter().chain(memory);
@@ -277,12 +306,18 @@ impl OtherNodes {
                     lent,
                     shared,
                     seen,
+                    bytes_at_donors,
                     certificates,
                 };
                 Ok(Some((others, links)))
             }
             Err(error) => Err(Self::not_joined(&nodes, lent, error)),
         }
+    }
+
+    /// How much of the guest's memory the nodes keep at donors themselves.
+    pub fn bytes_at_donors(&self) -> u64 {
+        self.bytes_at_donors
     }
 
     /// What is known of all nodes, also after the end.

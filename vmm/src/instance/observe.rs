@@ -13,6 +13,7 @@ use super::drains::used;
 use super::links::path_used;
 use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
+use crate::compute::AtDonors;
 use crate::report::{
     Boot, FaultKind, Faults, FreePages, HotplugUsed, LostUsed, MemoryUsed, Node, Percentiles,
     Prefetch, RUNNING, RateLimited, RdmaUsed, ReplicasUsed, Report, Role, SealingUsed, Stages,
@@ -66,11 +67,14 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
     let stats = view.stats();
     let newest = errors.len().saturating_sub(ERRORS_MAX);
     let reported = booted.reported(now.state == VmState::Paused);
+    let mut memory = memory(view, count_huge, booted.machine_checks());
     let (nodes, vcpus, coherence) = match reported {
         Some(reported) => {
             let nodes = reported.nodes.into_iter();
             let nodes = nodes.map(|node| NodeNow { node, link: None });
-            let donors = linked_nodes(view, 0).into_iter().skip(1);
+            let mut donors = linked_nodes(view, 0).split_off(1);
+            let all = donors.iter_mut().map(|donor| &mut donor.node);
+            add_nodes(&reported.at_donors, all, &mut memory);
             let nodes = nodes.chain(donors).collect();
             (nodes, reported.vcpus, Some(reported.coherence))
         }
@@ -85,7 +89,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         guest: instance.guest.clone(),
         boot: boot(instance, booted),
         transport: booted.transport.clone(),
-        memory: memory(view, count_huge, booted.machine_checks()),
+        memory,
         nodes,
         vcpus,
         coherence,
@@ -224,12 +228,37 @@ pub fn fill_nodes(report: &mut Report, booted: &BootedVm) {
     match booted.reported(false) {
         Some(reported) => {
             // Only the donors are those of the pager.
-            let all = std::mem::take(&mut report.nodes);
-            let donors = all.into_iter().skip(1);
+            let mut donors = std::mem::take(&mut report.nodes).split_off(1);
+            add_nodes(&reported.at_donors, donors.iter_mut(), &mut report.memory);
             report.nodes = reported.nodes.into_iter().chain(donors).collect();
             report.coherence = Some(reported.coherence);
         }
         None => all_cpus_here(&mut report.nodes, report.guest.cpus),
+    }
+}
+
+/// Adds what other nodes keep at donors by themselves to what this host does.
+fn add_nodes<'a>(
+    at_donors: &AtDonors,
+    donors: impl Iterator<Item = &'a mut Node>,
+    memory: &mut MemoryUsed,
+) {
+    for donor in donors {
+        let of_nodes = at_donors.donors.iter().find(|one| one.id == donor.id);
+        let of_nodes = of_nodes.copied().unwrap_or_default();
+        for (count, more) in [
+            (&mut donor.memory_bytes, of_nodes.memory_bytes),
+            (&mut donor.pages_fetched, of_nodes.pages_fetched),
+            (&mut donor.pages_written_back, of_nodes.pages_written_back),
+        ] {
+            *count = count.saturating_add(more);
+        }
+    }
+    if let Some(sealing) = &mut memory.sealing {
+        let [sealed, opened, rejected] = at_donors.sealing;
+        sealing.pages_sealed = sealing.pages_sealed.saturating_add(sealed);
+        sealing.pages_opened = sealing.pages_opened.saturating_add(opened);
+        sealing.pages_rejected = sealing.pages_rejected.saturating_add(rejected);
     }
 }
 

@@ -11,7 +11,9 @@ use super::drains::VmDrains;
 use super::exec::{self, Exec, console_file};
 use super::failing;
 use super::links::{advice, describe, transport_used, unused};
-use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
+use super::memory::{
+    connect, donor_shares, fabric_config, guest_memory, has_terminal, return_leases,
+};
 use super::metrics::OF_VM;
 use super::nodes::OtherNodes;
 use super::observe::{fill, fill_nodes, memory, rate_limits};
@@ -257,13 +259,17 @@ impl Run<'_> {
             noted.map_err(RunError::host("start a thread"))?;
         }
         let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
-        let fabric = connect(config, &fabric_config, supervisor)?;
+        let shares = donor_shares(config, &fabric_config);
+        let fabric = connect(config, &fabric_config, shares.as_ref(), supervisor)?;
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
         let shown = fabric_config.credentials.as_ref();
-        let (others, nodes) = OtherNodes::start(config, &fabric, supervisor, shown)?.unzip();
-        tracing::info!("{}", describe(&fabric, config));
-        let warnings = [unused(&fabric, config), advice(&fabric), crowded(config)];
+        let started = OtherNodes::start(config, &fabric, shares.as_ref(), supervisor, shown)?;
+        let (others, nodes) = started.unzip();
+        let by_nodes = others.as_ref().map_or(0, OtherNodes::bytes_at_donors);
+        tracing::info!("{}", describe(&fabric, by_nodes, config));
+        let unused = unused(&fabric, by_nodes, config);
+        let warnings = [unused, advice(&fabric), crowded(config)];
         for warning in warnings.into_iter().flatten() {
             tracing::warn!("{warning}");
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::compute::{Observed, Watched};
+use crate::compute::{AtDonors, Observed, Watched};
 use crate::machine::{MachineHandle, Observer};
 use crate::report::{
     Coherence, Distribution, HOTTEST_MAX, HotPage, HotPageNode, Node, NodeState, Peer, Percentiles,
@@ -56,6 +56,8 @@ pub struct Reported {
     pub requests: Vec<Distribution>,
     /// How long pages were held, by place.
     pub holds: Vec<Distribution>,
+    /// What the nodes keep at donors by themselves, all together.
+    pub at_donors: AtDonors,
 }
 
 impl Observer for NodesSeen {
@@ -176,6 +178,7 @@ impl NodesSeen {
             }
             let node = self.node(place, &owners, state, age, &observed);
             all.nodes.push(node);
+            all.at_donors.add(&observed.at_donors);
             all.requests.push(observed.requests);
             all.holds.push(observed.holds);
         }

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use memory_fabric::NodeId;
 use memory_fabric::fabric::{DrainState, FabricEvent, FabricObserver, LostMemory};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::PAGE_SHIFT;
@@ -119,6 +120,11 @@ impl State {
             _ => "stays paused for another one",
         }
     }
+}
+
+/// Describes the loss of a donor that has the only copy of guest memory.
+pub fn lost_memory(donor: NodeId, reason: &str) -> String {
+    format!("guest memory on {donor} is lost: {reason}")
 }
 
 /// Supervises one run.
@@ -306,10 +312,9 @@ impl Supervisor {
                 tracing::warn!("donor {node} is back; the guest {prospect}");
             }
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
-                let error = format!("guest memory on {node} is lost: {reason}");
                 self.end(End {
                     code: ExitCode::DonorLost,
-                    error: Some(error),
+                    error: Some(lost_memory(node, &reason)),
                 });
             }
             FabricEvent::Poisoned(lost) => self.memory_lost(&lost),

@@ -18,12 +18,13 @@ pub(super) struct RemoteNode(pub Arc<Link>);
 pub(super) struct ToPrimary(pub Arc<Link>);
 
 /// The end of a run, as nodes send it.
-fn to_message(end: &End) -> ssi_hv_nodes::End {
+pub(super) fn to_message(end: &End) -> ssi_hv_nodes::End {
     match end {
         Ok(Outcome::Shutdown) => ssi_hv_nodes::End::Shutdown,
         Ok(Outcome::Reboot) => ssi_hv_nodes::End::Reboot,
         Ok(Outcome::Stopped) => ssi_hv_nodes::End::Stopped,
         Ok(Outcome::Crash(reason)) => ssi_hv_nodes::End::Crash(reason.clone()),
+        Err(MachineError::DonorLost { reason }) => ssi_hv_nodes::End::DonorLost(reason.clone()),
         Err(error) => ssi_hv_nodes::End::Failed(with_causes(error)),
     }
 }
@@ -47,6 +48,7 @@ pub(super) fn from_message(end: ssi_hv_nodes::End, node: u8) -> End {
         ssi_hv_nodes::End::Stopped => Ok(Outcome::Stopped),
         ssi_hv_nodes::End::Crash(reason) => Ok(Outcome::Crash(reason)),
         ssi_hv_nodes::End::Failed(reason) => Err(MachineError::NodeFailed { node, reason }),
+        ssi_hv_nodes::End::DonorLost(reason) => Err(MachineError::DonorLost { reason }),
     }
 }
 

@@ -12,7 +12,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::compare::Answered;
 use super::periodic::{Clock, Periodic};
-use super::remote::{RemoteBus, ToPrimary, from_message, with_causes};
+use super::remote::{RemoteBus, ToPrimary, from_message, to_message, with_causes};
 use super::seats::{Maker, Seats};
 use super::serve::Board;
 use super::time::{Correction, HostCounter, NodeTime};
@@ -75,13 +75,11 @@ pub struct SecondaryHandle {
 
 impl SecondaryHandle {
     /// Ends the run because what serves the guest's memory has failed. Does not wait.
-    pub fn fail(&self, reason: String) {
-        let error = MachineError::SharedMemory { reason };
+    pub fn fail(&self, error: MachineError) {
         match self.shared.get() {
             Some(shared) => shared.control.end(Err(error)),
             None => {
-                let end = ssi_hv_nodes::End::Failed(error.to_string());
-                self.primary.send(&Message::End(end));
+                self.primary.send(&Message::End(to_message(&Err(error))));
                 self.primary.close();
             }
         }

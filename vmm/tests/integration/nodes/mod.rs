@@ -2,6 +2,7 @@
 
 mod commands;
 mod donors;
+mod leases;
 mod moves;
 mod secured;
 
@@ -12,12 +13,14 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 
-use memory_fabric::compute::{ComputeRequest, ComputeTable, Listeners, Membership, member};
+use memory_fabric::compute::{
+    ComputeLease, ComputeRequest, ComputeTable, Listeners, Membership, VmSecret, member,
+};
 use memory_fabric::guest_memory::GuestMemory;
 use ssi_hv::compute::{Joined, RdmaOfNode, VmProcess, byte_ranges, random_vm};
 use ssi_hv::machine::{
-    ConsoleConfig, Irqchip, Machine, MachineConfig, MachineHandle, MoveError, Outcome,
-    guest_memory_ranges,
+    ConsoleConfig, Irqchip, Machine, MachineConfig, MachineError, MachineHandle, MoveError,
+    Outcome, guest_memory_ranges,
 };
 use tiny_guests::apic::X2APIC_FLAG;
 use tiny_guests::nodes::work_on_two_nodes;
@@ -42,13 +45,8 @@ fn view(memory: &GuestMemory) -> GuestMemoryMmap {
     GuestMemoryMmap::from_regions(vec![region]).unwrap()
 }
 
-/// Starts a guest whose second vCPU is in another process, over TLS if they are `secured`; calls
-/// `with` once both run, which fails when the guest is silent.
-fn run_in_two_processes(
-    x2apic: bool,
-    secured: bool,
-    with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>) -> Result<(), mpsc::RecvTimeoutError>,
-) {
+/// What a new VM asks of its second node.
+fn request() -> (VmSecret, ComputeRequest) {
     let (vm, secret) = random_vm().unwrap();
     let request = ComputeRequest {
         name: "test".to_owned(),
@@ -62,8 +60,35 @@ fn run_in_two_processes(
         merge_tables: false,
         rdma: false,
     };
+    (secret, request)
+}
+
+fn start(request: &ComputeRequest, secured: bool) -> VmProcess {
     let program = Path::new(env!("CARGO_BIN_EXE_ssi-hv"));
-    let mut process = VmProcess::start(program, &request, HERE, secured, &RdmaOfNode::Off).unwrap();
+    VmProcess::start(program, request, HERE, secured, &RdmaOfNode::Off).unwrap()
+}
+
+/// Starts a guest whose second vCPU is in another process, over TLS if they are `secured`; calls
+/// `with` once both run, which fails when the guest is silent. The guest has to end by itself.
+fn run_in_two_processes(
+    x2apic: bool,
+    secured: bool,
+    with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>) -> Result<(), mpsc::RecvTimeoutError>,
+) {
+    let outcome = run_in_two_processes_with(x2apic, secured, Vec::new(), with);
+    assert_eq!(outcome.unwrap(), Outcome::Shutdown);
+}
+
+/// The same with leases of the other process, for any end.
+fn run_in_two_processes_with(
+    x2apic: bool,
+    secured: bool,
+    leases: Vec<ComputeLease>,
+    with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>) -> Result<(), mpsc::RecvTimeoutError>,
+) -> Result<Outcome, MachineError> {
+    let (secret, request) = request();
+    let vm = request.vm;
+    let mut process = start(&request, secured);
     let listeners = match secured {
         true => Listeners::secured(HERE, vm, 0),
         false => Listeners::bind(HERE),
@@ -73,7 +98,8 @@ fn run_in_two_processes(
         member(HERE, listeners.ports().unwrap(), MEMORY_BYTES / 2),
         member(HERE, process.ports(), MEMORY_BYTES / 2),
     ]);
-    process.connect(table.clone()).unwrap();
+    let may_fail = !leases.is_empty();
+    process.connect(table.clone(), leases).unwrap();
     let membership = Membership {
         me: 0,
         vm,
@@ -84,10 +110,12 @@ fn run_in_two_processes(
         rdma: None,
     };
     let memory = Arc::new(GuestMemory::new(usize::try_from(MEMORY_BYTES).unwrap()).unwrap());
-    let failed = |error| {
+    let failed = move |error| {
         eprintln!("{error}");
-        // Threads that wait for a page would wait for ever.
-        std::process::abort();
+        if !may_fail {
+            // Threads that wait for a page would wait for ever.
+            std::process::abort();
+        }
     };
     let of_guest = Arc::clone(&memory);
     let joined = Joined::connect(membership, listeners, of_guest, vec![0, 1], failed).unwrap();
@@ -121,8 +149,11 @@ fn run_in_two_processes(
     let silent = with(&handle, &said).err();
     let outcome = end.recv_timeout(LIMIT).expect("it does not end");
     assert_eq!(silent, None, "the machine ended with {outcome:?}");
-    let outcome = outcome.unwrap();
-    assert_eq!(outcome, Outcome::Shutdown);
+    if outcome.is_err() {
+        // A vCPU may wait for a page.
+        std::mem::forget(joined.shared);
+        return outcome;
+    }
     assert_eq!(String::from_utf8(said.iter().collect()).unwrap(), "lk");
     let stats = joined.shared.stats();
     let (faults, pages) = (stats.faults.get(), stats.from_member.get());
@@ -130,6 +161,7 @@ fn run_in_two_processes(
     assert!(pages > 100, "only {pages} pages came from the process");
     drop(joined.shared);
     assert_eq!(process.end(Instant::now() + LIMIT).reason, "");
+    outcome
 }
 
 fn works(x2apic: bool, secured: bool) {

@@ -120,12 +120,8 @@ fn lease(donor: UsedDonor, memory_bytes: u64) -> Result<Fabric> {
         bytes: Some(donor.lent_bytes),
     };
     let config = fault::plain(memory_bytes, donor.local_bytes, vec![address])?;
-    let elsewhere = memory_bytes.saturating_sub(donor.local_bytes + donor.lent_bytes);
-    Ok(Fabric::start_shared(
-        &config,
-        elsewhere,
-        &fault::observer(),
-    )?)
+    let observer = fault::observer();
+    Ok(Fabric::start_shared(&config, donor.lent_bytes, &observer)?)
 }
 
 fn counters(shared: &SharedGuest) -> Result<Counters> {
