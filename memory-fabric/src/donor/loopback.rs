@@ -23,6 +23,7 @@ enum Posted {
     Read(Ticket, u64),
     ReadRun(Ticket, u64, u32),
     Probe(Ticket, u64, u32),
+    Pieces(Ticket, u64, u32),
     Written(Ticket),
     Dropped(u32),
 }
@@ -76,6 +77,18 @@ impl PageTransport for LoopbackTransport {
         Ok(())
     }
 
+    fn post_read_piece(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        self.push(Posted::Pieces(ticket, offset, bytes))
+    }
+
+    fn post_write_piece(&mut self, ticket: Ticket, offset: u64, piece: &[u8]) -> Result<(), Full> {
+        self.push(Posted::Written(ticket))?;
+        self.lease
+            .write_piece(offset, piece)
+            .expect("the layout stays inside the lease");
+        Ok(())
+    }
+
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
         self.push(Posted::Dropped(pages))?;
         self.lease
@@ -97,6 +110,12 @@ impl PageTransport for LoopbackTransport {
                 Posted::ReadRun(ticket, offset, pages) => {
                     self.run.clear();
                     let read = self.lease.read_run(offset, pages, &mut self.run);
+                    read.expect("the layout stays inside the lease");
+                    complete(Completion::ReadRun(ticket, &self.run));
+                }
+                Posted::Pieces(ticket, offset, bytes) => {
+                    self.run.clear();
+                    let read = self.lease.read_pieces(offset, bytes, &mut self.run);
                     read.expect("the layout stays inside the lease");
                     complete(Completion::ReadRun(ticket, &self.run));
                 }

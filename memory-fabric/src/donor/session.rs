@@ -8,8 +8,9 @@ use crate::slices::request_short_slices;
 use crate::spin::Spin;
 use crate::stream::Stream;
 use crate::wire::{
-    Attached, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX,
-    RUN_PAGES_MAX, Refusal, TrafficClass, WireError, decode_probe, decode_run, encode_message,
+    Attached, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PIECE_BYTES,
+    PROBE_BYTES_MAX, RUN_PAGES_MAX, Refusal, TrafficClass, WireError, decode_pieces, decode_probe,
+    decode_run, encode_message,
 };
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
@@ -168,7 +169,9 @@ impl Session<'_> {
         match kind {
             FrameKind::ReadPage
             | FrameKind::ReadPages
+            | FrameKind::ReadPiece
             | FrameKind::WritePage
+            | FrameKind::WritePiece
             | FrameKind::DropPages
             | FrameKind::Fence => true,
             FrameKind::Probe => self.class == TrafficClass::Probe,
@@ -214,6 +217,23 @@ impl Session<'_> {
                     self.lease.write(frame.offset, page)?;
                     self.output.extend(reply(FrameKind::Written).encode(&[]));
                 }
+                FrameKind::ReadPiece => {
+                    let bytes = decode_pieces(payload)?;
+                    let reply = reply(FrameKind::PieceData);
+                    self.read_bytes(reply, |lease, output| {
+                        lease.read_pieces(frame.offset, bytes, output)
+                    })?;
+                }
+                FrameKind::WritePiece => {
+                    if !payload.len().is_multiple_of(PIECE_BYTES) {
+                        return Err(WireError::Pieces(
+                            u32::try_from(frame.length).unwrap_or(u32::MAX),
+                        )
+                        .into());
+                    }
+                    self.lease.write_piece(frame.offset, payload)?;
+                    self.output.extend(reply(FrameKind::Written).encode(&[]));
+                }
                 FrameKind::DropPages => {
                     let count = payload.try_into().expect("length was checked");
                     let pages = u32::from_le_bytes(count);
@@ -222,7 +242,10 @@ impl Session<'_> {
                 }
                 FrameKind::Probe => {
                     let bytes = decode_probe(payload)?;
-                    self.probe(frame.offset, reply(FrameKind::ProbeData), bytes)?;
+                    let reply = reply(FrameKind::ProbeData);
+                    self.read_bytes(reply, |lease, output| {
+                        lease.read_bytes(frame.offset, bytes, output)
+                    })?;
                 }
                 FrameKind::Fence => {
                     let fenced = self.lease.fence_writes(TAKE_OVER_TIMEOUT);
@@ -264,12 +287,15 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Answers a measuring request.
-    fn probe(&mut self, offset: u64, reply: Frame, bytes: u32) -> Result<(), OutOfRange> {
+    /// Answers a request for bytes, which `read` appends.
+    fn read_bytes(
+        &mut self,
+        reply: Frame,
+        read: impl FnOnce(&Lease, &mut Vec<u8>) -> Result<(), OutOfRange>,
+    ) -> Result<(), OutOfRange> {
         let start = self.output.len();
         self.output.extend([0; HEADER_BYTES]);
-        let read = self.lease.read_bytes(offset, bytes, &mut self.output);
-        if let Err(error) = read {
+        if let Err(error) = read(self.lease, &mut self.output) {
             self.output.truncate(start);
             return Err(error);
         }

@@ -130,6 +130,29 @@ pub trait PageTransport: Send + fmt::Debug {
     /// [`Full`].
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full>;
 
+    /// Asks for `bytes` bytes from `offset` of the lease on, which come as a run. Both are multiples
+    /// of [`PIECE_BYTES`](fabric_wire::PIECE_BYTES); at most
+    /// [`PIECES_BYTES_MAX`](fabric_wire::PIECES_BYTES_MAX), and a page where runs are not read.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_read_piece(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        unreachable!("{bytes} bytes at {offset} ({ticket:?}): only donors are asked for pieces")
+    }
+
+    /// Sends a piece of a page to be stored at `offset`, at most
+    /// [`PIECE_BYTES_MAX`](fabric_wire::PIECE_BYTES_MAX), otherwise as
+    /// [`post_write`](Self::post_write).
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_write_piece(&mut self, ticket: Ticket, offset: u64, piece: &[u8]) -> Result<(), Full> {
+        let bytes = piece.len();
+        unreachable!("{bytes} bytes at {offset} ({ticket:?}): only donors are sent pieces")
+    }
+
     /// Makes the home drop `pages` pages from `offset` on, in the order of posting with the
     /// writes. At most [`DROP_PAGES_MAX`](fabric_wire::DROP_PAGES_MAX).
     ///

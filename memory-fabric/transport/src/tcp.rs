@@ -91,6 +91,8 @@ pub struct TcpTransport {
 enum Payload<'a> {
     None,
     Page(&'a PageBytes),
+    /// A part of a page to store.
+    Piece(&'a [u8]),
     Count(u32),
 }
 
@@ -173,12 +175,15 @@ impl TcpTransport {
             slot.count = encode_count(pages);
         }
         (slot.packing, slot.part) = match kind {
-            FrameKind::DropPages | FrameKind::Probe | FrameKind::Fence => Default::default(),
-            _ => self.choice.next(slot.pages()),
+            _ if slot.has_pages() => self.choice.next(slot.pages()),
+            _ => Default::default(),
         };
         if let Payload::Page(source) = payload {
             self.compressed += usize::from(slot.packing == Packing::Lz4);
             slot.take_page(source, &mut self.packer);
+        }
+        if let Payload::Piece(source) = payload {
+            slot.take_piece(source);
         }
         slot.encode(index, self.checksum, self.port.ends().stamp());
         self.posted.push_back(index);
@@ -326,9 +331,18 @@ impl TcpTransport {
                     let compressed = u64::from(slot.page_bytes < PAGE_SIZE);
                     self.traffic.record(1, compressed, slot.page_bytes);
                 }
-                (FrameKind::Probe, FrameKind::ProbeData) => {
+                (FrameKind::WritePiece, FrameKind::Written) => {
+                    complete(Completion::Written(slot.ticket));
+                    self.traffic.record(1, 0, slot.page_bytes);
+                }
+                (FrameKind::Probe, FrameKind::ProbeData)
+                | (FrameKind::ReadPiece, FrameKind::PieceData) => {
                     if payload.len() != u32::from_le_bytes(slot.count) as usize {
                         return Err(unasked);
+                    }
+                    if slot.kind == FrameKind::ReadPiece {
+                        let pages = payload.len().div_ceil(PAGE_SIZE) as u64;
+                        self.traffic.record(pages, 0, payload.len());
                     }
                     complete(Completion::ReadRun(slot.ticket, payload));
                 }
@@ -339,10 +353,7 @@ impl TcpTransport {
                 (FrameKind::Fence, FrameKind::Fenced) => self.fences -= 1,
                 _ => return Err(unasked),
             }
-            if !matches!(
-                slot.kind,
-                FrameKind::DropPages | FrameKind::Probe | FrameKind::Fence
-            ) {
+            if slot.has_pages() {
                 self.choice.answered(slot.part, slot.pages());
                 answered = true;
             }
@@ -403,6 +414,16 @@ impl PageTransport for TcpTransport {
             self.flush();
         }
         Ok(())
+    }
+
+    fn post_read_piece(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        let payload = Payload::Count(bytes);
+        self.post(ticket, FrameKind::ReadPiece, offset, payload)
+    }
+
+    fn post_write_piece(&mut self, ticket: Ticket, offset: u64, piece: &[u8]) -> Result<(), Full> {
+        let payload = Payload::Piece(piece);
+        self.post(ticket, FrameKind::WritePiece, offset, payload)
     }
 
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {

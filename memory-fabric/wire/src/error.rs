@@ -1,7 +1,7 @@
 //! Errors of frames.
 
 use crate::packing::UnpackError;
-use crate::{FrameKind, PROBE_BYTES_MAX, RUN_PAGES_MAX, VERSION};
+use crate::{FrameKind, PIECE_BYTES, PIECES_BYTES_MAX, PROBE_BYTES_MAX, RUN_PAGES_MAX, VERSION};
 use fabric_homes::NodeId;
 
 /// A frame that breaks the protocol.
@@ -36,6 +36,11 @@ pub enum WireError {
     /// The run of pages has an invalid length.
     #[error("a run of {0} pages is asked, 1 to {RUN_PAGES_MAX} are allowed")]
     Run(u32),
+    /// The piece has an invalid length.
+    #[error(
+        "a piece of {0} bytes is asked, multiples of {PIECE_BYTES} up to {PIECES_BYTES_MAX} are allowed"
+    )]
+    Pieces(u32),
     /// The probe has an invalid length.
     #[error("a probe of {0} bytes is asked, 1 to {PROBE_BYTES_MAX} are allowed")]
     Probe(u32),

@@ -5,8 +5,8 @@ use crate::packing::{Packer, Packing, unpack};
 use crate::{
     AttachRequest, Attached, ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
     ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus,
-    RUN_PAGES_MAX, Token, TrafficClass, VM_NAME_BYTES_MAX, decode_message, decode_probe,
-    decode_run, encode_message,
+    RUN_PAGES_MAX, Token, TrafficClass, VM_NAME_BYTES_MAX, decode_message, decode_pieces,
+    decode_probe, decode_run, encode_message,
 };
 use fabric_homes::NodeId;
 use fabric_pages::page::PAGE_SIZE;
@@ -92,6 +92,7 @@ fn session_frames(input: &[u8]) {
                 assert!((1..=RUN_PAGES_MAX).contains(&pages));
             }
             FrameKind::Probe => drop(decode_probe(payload)),
+            FrameKind::ReadPiece => drop(decode_pieces(payload)),
             _ => {}
         }
         match attached.check(&frame) {

@@ -1,7 +1,10 @@
 //! The kinds of frames, and their lengths.
 
 use crate::packing::{LENGTH_BYTES, Packing, packed_bytes_max};
-use crate::{CONTROL_BYTES_MAX, COUNT_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX, RUN_PAGES_MAX};
+use crate::{
+    CONTROL_BYTES_MAX, COUNT_BYTES, PAYLOAD_BYTES_MAX, PIECE_BYTES, PIECE_BYTES_MAX,
+    PIECES_BYTES_MAX, PROBE_BYTES_MAX, RUN_PAGES_MAX,
+};
 use fabric_pages::page::PAGE_SIZE;
 
 /// The kind of a frame.
@@ -66,6 +69,14 @@ pub enum FrameKind {
     Fence = 26,
     /// No payload: the answer to `Fence`.
     Fenced = 27,
+    /// A number of bytes, 4 bytes, a multiple of [`PIECE_BYTES`] up to [`PIECES_BYTES_MAX`]: reads as
+    /// many from `offset` on, a multiple of the same.
+    ReadPiece = 28,
+    /// The bytes: the answer to `ReadPiece`.
+    PieceData = 29,
+    /// A part of a page, up to [`PIECE_BYTES_MAX`], and otherwise as for `ReadPiece`: stores it at
+    /// `offset`. The answer is `Written`.
+    WritePiece = 30,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
 }
@@ -101,6 +112,9 @@ impl FrameKind {
             ProbeData,
             Fence,
             Fenced,
+            ReadPiece,
+            PieceData,
+            WritePiece,
             Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
@@ -134,7 +148,11 @@ impl FrameKind {
             | Self::Dropped
             | Self::Fence
             | Self::Fenced => (0, 0),
-            Self::DropPages | Self::ReadPages | Self::Probe => (COUNT_BYTES, COUNT_BYTES),
+            Self::DropPages | Self::ReadPages | Self::ReadPiece | Self::Probe => {
+                (COUNT_BYTES, COUNT_BYTES)
+            }
+            Self::PieceData => (PIECE_BYTES, PIECES_BYTES_MAX),
+            Self::WritePiece => (PIECE_BYTES, PIECE_BYTES_MAX),
             Self::ProbeData => (1, PROBE_BYTES_MAX as usize),
             Self::PagesData => (PAGE_SIZE, PAYLOAD_BYTES_MAX),
             _ => (0, CONTROL_BYTES_MAX),

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
-//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, `Fence`, pipelined; `Probe` on one for measuring |
+//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `ReadPiece`, `WritePage`, `WritePiece`, `DropPages`, `Fence`, pipelined; `Probe` on one for measuring |
 //! | `Compute` | vCPUs of a VM on the node, as long as the VM runs | `ComputeLease`, `ComputeTable` |
 //! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
@@ -68,6 +68,15 @@ pub const RUN_PAGES_MAX: u32 = 64;
 /// Longest payload of any frame except [`FrameKind::ProbeData`], bytes: the longest run of pages.
 pub const PAYLOAD_BYTES_MAX: usize = RUN_PAGES_MAX as usize * PAGE_SIZE;
 
+/// Pieces are multiples of this many bytes: an eighth of a page.
+pub const PIECE_BYTES: usize = PAGE_SIZE / 8;
+
+/// Limit of bytes of one [`FrameKind::WritePiece`]: half a page.
+pub const PIECE_BYTES_MAX: usize = PAGE_SIZE / 2;
+
+/// Limit of bytes of one [`FrameKind::ReadPiece`]: pieces of the longest run of pages.
+pub const PIECES_BYTES_MAX: usize = RUN_PAGES_MAX as usize * PIECE_BYTES_MAX;
+
 /// Limit of bytes of one [`FrameKind::Probe`]: longer ones reveal nothing further about a link.
 /// Only measuring connections have buffers of this size.
 pub const PROBE_BYTES_MAX: u32 = 1 << 20;
@@ -86,7 +95,7 @@ pub const RENEWAL_INTERVAL_MAX: Duration = Duration::from_secs(2);
 /// Longest name of a VM, bytes.
 pub const VM_NAME_BYTES_MAX: usize = 64;
 
-/// Encodes the payload of `ReadPages`, `DropPages` and `Probe`.
+/// Encodes the payload of `ReadPages`, `ReadPiece`, `DropPages` and `Probe`.
 #[must_use]
 pub fn encode_count(pages: u32) -> [u8; COUNT_BYTES] {
     pages.to_le_bytes()
@@ -104,6 +113,25 @@ pub fn decode_run(payload: &[u8]) -> Result<u32, WireError> {
     match u32::from_le_bytes(bytes) {
         pages @ 1..=RUN_PAGES_MAX => Ok(pages),
         pages => Err(WireError::Run(pages)),
+    }
+}
+
+/// Decodes the payload of `ReadPiece`.
+///
+/// # Errors
+///
+/// Fails on what is not a multiple of [`PIECE_BYTES`], zero bytes, or more than
+/// [`PIECES_BYTES_MAX`].
+pub fn decode_pieces(payload: &[u8]) -> Result<u32, WireError> {
+    let bytes = payload.try_into().map_err(|_| WireError::Payload {
+        kind: FrameKind::ReadPiece,
+    })?;
+    let bytes = u32::from_le_bytes(bytes);
+    match usize::try_from(bytes) {
+        Ok(length @ PIECE_BYTES..=PIECES_BYTES_MAX) if length.is_multiple_of(PIECE_BYTES) => {
+            Ok(bytes)
+        }
+        _ => Err(WireError::Pieces(bytes)),
     }
 }
 

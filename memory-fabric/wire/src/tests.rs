@@ -143,6 +143,40 @@ fn a_probe_asks_for_at_least_a_byte_and_at_most_the_limit() {
     ));
 }
 
+#[test]
+fn pieces_are_eighths_of_pages_and_no_more_than_a_run_has() {
+    let unit = u32::try_from(PIECE_BYTES).expect("small");
+    let most = u32::try_from(PIECES_BYTES_MAX).expect("small");
+    for bytes in [unit, 3 * unit, most] {
+        assert_eq!(decode_pieces(&encode_count(bytes)), Ok(bytes));
+    }
+    for bytes in [0, 1, unit + 1, most + unit, u32::MAX] {
+        let error = decode_pieces(&encode_count(bytes)).expect_err("refused");
+        assert_eq!(error, WireError::Pieces(bytes));
+        let text = error.to_string();
+        assert!(text.contains(&format!("piece of {bytes} bytes")), "{text}");
+        assert!(text.contains("multiples of 512 up to 131072"), "{text}");
+    }
+    assert!(decode_pieces(&[1, 0, 0]).is_err());
+    for (kind, most) in [
+        (FrameKind::WritePiece, PIECE_BYTES_MAX),
+        (FrameKind::PieceData, PIECES_BYTES_MAX),
+    ] {
+        let decoded = |bytes: usize| {
+            let frame = Frame::new(kind, 1, 0, false);
+            Frame::decode(&frame.encode(&vec![7; bytes]))
+        };
+        assert!(
+            decoded(PIECE_BYTES).is_ok() && decoded(most).is_ok(),
+            "{kind:?}"
+        );
+        for bytes in [0, PIECE_BYTES - 1, most + 1] {
+            let refused = matches!(decoded(bytes), Err(WireError::Length { .. }));
+            assert!(refused, "{kind:?} of {bytes}");
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn headers_round_trip(

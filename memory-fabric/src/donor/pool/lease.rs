@@ -13,7 +13,7 @@ use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
 use crate::transport::rdma::resources::{Quota, Share as QuotaShare};
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
-use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token};
+use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, PIECE_BYTES, Token};
 use fabric_host::lock;
 use fabric_identity::Subject;
 use sessions::Sessions;
@@ -178,6 +178,38 @@ impl Lease {
         Ok(())
     }
 
+    /// Appends `bytes` bytes from `offset` on to `target`. They count as the pages that they would
+    /// fill, rounded up.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`], when any of them is outside, or `offset` is not a multiple of
+    /// [`PIECE_BYTES`].
+    pub fn read_pieces(
+        &self,
+        offset: u64,
+        bytes: u32,
+        target: &mut Vec<u8>,
+    ) -> Result<(), OutOfRange> {
+        let start = self.part(offset, bytes as usize, PIECE_BYTES)?;
+        self.memory.append_to(target, start, bytes as usize);
+        self.pages_read
+            .add((bytes as usize).div_ceil(PAGE_SIZE) as u64);
+        Ok(())
+    }
+
+    /// Stores a piece of a page at `offset`. It counts as a page.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`], as for [`read_pieces`](Self::read_pieces).
+    pub fn write_piece(&self, offset: u64, piece: &[u8]) -> Result<(), OutOfRange> {
+        let start = self.part(offset, piece.len(), PIECE_BYTES)?;
+        self.memory.write(start, piece);
+        self.pages_written.increment();
+        Ok(())
+    }
+
     /// Stores a page at `offset`.
     ///
     /// # Errors
@@ -226,16 +258,20 @@ impl Lease {
 
     /// Returns the position of `count` pages at `offset` in the memory.
     fn position(&self, offset: u64, count: usize) -> Result<usize, OutOfRange> {
+        self.part(offset, count * PAGE_SIZE, PAGE_SIZE)
+    }
+
+    /// Returns the position of bytes at `offset`, a multiple of `unit`, in the memory.
+    fn part(&self, offset: u64, bytes: usize, unit: usize) -> Result<usize, OutOfRange> {
         let outside = OutOfRange {
             offset,
             bytes: self.bytes(),
         };
         let start = usize::try_from(offset).map_err(|_| outside)?;
-        let bytes = count * PAGE_SIZE;
         let inside = start
             .checked_add(bytes)
             .is_some_and(|end| end <= self.memory.bytes());
-        if !inside || !start.is_multiple_of(PAGE_SIZE) {
+        if !inside || !start.is_multiple_of(unit) {
             return Err(outside);
         }
         Ok(start)

@@ -154,6 +154,29 @@ fn a_lease_that_is_not_renewed_ends() {
 }
 
 #[test]
+fn pieces_are_inside_the_lease_and_at_eighths_of_pages() {
+    let pool = pool(2);
+    let lease = pool
+        .lend("a".into(), 2 * PAGE, false, SECOND)
+        .expect("free");
+    let piece = [7; 1024];
+    for offset in [1, 511, 2 * PAGE - 512, 2 * PAGE, u64::MAX, u64::MAX - 511] {
+        let written = lease.write_piece(offset, &piece);
+        assert!(written.is_err(), "{offset:#x}");
+        let read = lease.read_pieces(offset, 1024, &mut Vec::new());
+        assert!(read.is_err(), "{offset:#x}");
+    }
+    lease.write_piece(PAGE - 512, &piece).expect("inside");
+    let mut found = Vec::new();
+    lease
+        .read_pieces(PAGE - 1024, 2048, &mut found)
+        .expect("inside");
+    assert_eq!(found, [[0; 512], [7; 512], [7; 512], [0; 512]].concat());
+    let counts = lease.status();
+    assert_eq!((counts.pages_written, counts.pages_read), (1, 1));
+}
+
+#[test]
 fn offsets_outside_or_across_pages_are_refused() {
     let pool = pool(2);
     let lease = pool

@@ -3,8 +3,9 @@
 //! Each case opens a lease of its own, uses it as the pager does, and compares every byte. All
 //! waits have a deadline; a case that fails panics.
 
+use super::pieces::pieces;
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
-use fabric_wire::RUN_PAGES_MAX;
+use fabric_wire::{PIECE_BYTES, RUN_PAGES_MAX};
 use memory_fabric::fabric::Compression;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use std::any::Any;
@@ -60,6 +61,7 @@ pub const CASES: &[Case] = &[
     ("contents", contents),
     ("zero pages", zero_pages),
     ("matching", matching),
+    ("pieces of pages", pieces),
     ("order of writes and drops", order),
     ("write-backs and reads", write_backs_and_reads),
     ("concurrent users", concurrent_users),
@@ -74,6 +76,10 @@ pub enum Request {
     /// A page, and the version of its contents.
     Write(u32, u32),
     Drop(u32, u32),
+    /// A page, the eighth of it at which a piece begins, the number of eighths, and the version.
+    WritePiece(u32, u32, u32, u32),
+    /// The same without a version; the piece may end in a later page.
+    ReadPiece(u32, u32, u32),
 }
 
 /// A user of a transport.
@@ -146,6 +152,21 @@ impl User {
                 std::hint::black_box(&bytes);
             }
             Request::Drop(page, count) => self.transport.post_drop(offset(page), count)?,
+            Request::WritePiece(page, at, count, version) => {
+                let start = at as usize * PIECE_BYTES;
+                let mut bytes = content(page, version);
+                let piece = &bytes[start..start + count as usize * PIECE_BYTES];
+                let at = offset(page) + start as u64;
+                self.transport.post_write_piece(ticket, at, piece)?;
+                bytes.fill(0xee);
+                std::hint::black_box(&bytes);
+            }
+            Request::ReadPiece(page, at, count) => {
+                let unit = u32::try_from(PIECE_BYTES).expect("small");
+                let eighths = |count: u32| count * unit;
+                let at = offset(page) + u64::from(eighths(at));
+                self.transport.post_read_piece(ticket, at, eighths(count))?;
+            }
         }
         self.next_ticket += 1;
         Ok(ticket)
@@ -191,8 +212,12 @@ impl User {
                 let place = place.expect("a request that is outstanding");
                 let fits = match requests[place] {
                     Request::Read(_) => matches!(completion, Completion::Read(..)),
-                    Request::ReadRun(..) => matches!(completion, Completion::ReadRun(..)),
-                    Request::Write(..) => matches!(completion, Completion::Written(..)),
+                    Request::ReadRun(..) | Request::ReadPiece(..) => {
+                        matches!(completion, Completion::ReadRun(..))
+                    }
+                    Request::Write(..) | Request::WritePiece(..) => {
+                        matches!(completion, Completion::Written(..))
+                    }
                     Request::Drop(..) => false,
                 };
                 assert!(fits, "{:?} was answered by another kind", requests[place]);

@@ -234,6 +234,21 @@ impl PageTransport for RdmaTransport {
         self.tcp.post_write(ticket, offset, page)
     }
 
+    fn post_read_piece(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        // Lanes carry whole pages.
+        match self.in_flight() < IN_FLIGHT_MAX {
+            true => self.tcp.post_read_piece(ticket, offset, bytes),
+            false => Err(Full),
+        }
+    }
+
+    fn post_write_piece(&mut self, ticket: Ticket, offset: u64, piece: &[u8]) -> Result<(), Full> {
+        match self.in_flight() < IN_FLIGHT_MAX {
+            true => self.tcp.post_write_piece(ticket, offset, piece),
+            false => Err(Full),
+        }
+    }
+
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
         if self.in_flight() >= IN_FLIGHT_MAX {
             return Err(Full);

@@ -63,8 +63,14 @@ impl Slot {
     /// Returns the payload.
     pub(super) fn payload(&self) -> &[u8] {
         match (self.kind, &self.page) {
-            (FrameKind::WritePage, Some(page)) => &page[..self.page_bytes],
-            (FrameKind::ReadPages | FrameKind::DropPages | FrameKind::Probe, _) => &self.count,
+            (FrameKind::WritePage | FrameKind::WritePiece, Some(page)) => &page[..self.page_bytes],
+            (
+                FrameKind::ReadPages
+                | FrameKind::ReadPiece
+                | FrameKind::DropPages
+                | FrameKind::Probe,
+                _,
+            ) => &self.count,
             _ => &[],
         }
     }
@@ -79,6 +85,14 @@ impl Slot {
             FrameKind::ReadPages | FrameKind::DropPages => u32::from_le_bytes(self.count),
             _ => 1,
         }
+    }
+
+    /// Returns whether the trials of compression count it: it has pages.
+    pub(super) fn has_pages(&self) -> bool {
+        matches!(
+            self.kind,
+            FrameKind::ReadPage | FrameKind::ReadPages | FrameKind::WritePage
+        )
     }
 
     /// Returns the pages of the answer, and how many of them took less than a page. Packed pages
@@ -107,6 +121,13 @@ impl Slot {
             unpack(payload, pages).map_err(|cause| WireError::Unpack { kind, cause })?;
         *unpacking += started.elapsed();
         Ok((pages, compressed))
+    }
+
+    /// Copies the piece of a write.
+    pub(super) fn take_piece(&mut self, source: &[u8]) {
+        let page = self.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
+        page[..source.len()].copy_from_slice(source);
+        self.page_bytes = source.len();
     }
 
     /// Copies the page of a write, packed if requested and possible.
