@@ -3,8 +3,8 @@
 
 use fabric_homes::NodeIds;
 use memory_fabric::fabric::{
-    Compression, Fabric, FabricConfig, FabricEvent, LocalUse, OnLostMemory, SPIN_DEFAULT, Sealing,
-    TransportKind,
+    Compression, Fabric, FabricConfig, FabricEvent, LocalUse, OnLostMemory, Redundancy,
+    SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -33,7 +33,7 @@ fn measure(round: u64, huge_pages: bool) {
         local_bytes: BYTES as u64,
         local_use: LocalUse::Cache,
         donors: Vec::new(),
-        replicated: false,
+        redundancy: Redundancy::None,
         transport: TransportKind::Tcp,
         rdma: Default::default(),
         credentials: None,

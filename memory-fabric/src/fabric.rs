@@ -34,9 +34,13 @@ pub use crate::view::{
     RdmaSummary, ReplicaSummary,
 };
 use crate::view::{FabricView, VmMemory};
-pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, OnLostMemory, SPIN_DEFAULT};
+pub use config::{
+    DONORS_MAX, DonorAddress, FabricConfig, FabricError, OnLostMemory, Redundancy, SPIN_DEFAULT,
+};
 use engine::Engine;
-pub use fabric_replicas::capacity as replicated_blocks;
+pub use fabric_replicas::{
+    Layout, LayoutError, capacity as replicated_blocks, stripe_capacity as striped_blocks,
+};
 pub use hotplug::{DrainError, Drains};
 pub use hotplug::{Hotplug, HotplugError, PlugError};
 pub use sealing::Sealing;
@@ -175,19 +179,13 @@ impl Fabric {
         let mut nodes = Nodes::new(donors, &ids.joiners);
         let mut homes = HomeTable::new(local, &config.ram, config.hotplug).with_links(nodes.all());
         let mut replicas = None;
-        let loans: Vec<Loan> = if config.replicated && !lent.is_empty() {
+        let loans: Vec<Loan> = if config.redundancy.is_some() && !lent.is_empty() {
             let lent = lent.iter().map(|(_, bytes)| *bytes);
-            let (placement, slots) = replicas::place(config, guest_bytes, lent)?;
+            let (copies, primaries) = replicas::place(config, guest_bytes, lent)?;
             nodes = Nodes::replicated(donors, &ids.joiners);
             homes = homes.with_replicas(donors, nodes.all().len());
-            replicas = Some(replicas::set(
-                &placement,
-                &slots,
-                &config.donors,
-                &nodes,
-                observer,
-            ));
-            replicas::loans(&placement, donors)
+            replicas = Some(replicas::set(copies, &nodes, observer));
+            replicas::loans(&primaries, donors)
         } else {
             let loans = donors.iter().zip(&lent).map(|(&node, (_, bytes))| Loan {
                 node,

@@ -17,7 +17,7 @@ use crate::page::PAGE_SHIFT;
 use crate::pager::Shared;
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
-use fabric_replicas::ReplicaSet;
+use fabric_replicas::{Layout, ReplicaSet};
 pub use placement::{DonorPlacement, DonorUse, PlacementSummary};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,9 +60,11 @@ pub struct RdmaSummary {
 /// The state of replicated memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ReplicaSummary {
+    /// The layout of stripes; `None` for two copies. What is said of copies holds for pieces.
+    pub layout: Option<Layout>,
     /// Bytes of guest memory with two copies, if both are valid.
     pub bytes: u64,
-    /// Of these, bytes with one valid copy.
+    /// Of these, bytes that lack a valid copy.
     pub degraded_bytes: u64,
     /// Of these, bytes with both valid copies in one zone.
     pub in_one_zone_bytes: u64,
@@ -317,6 +319,7 @@ impl FabricView {
         let is_out = |donor: u8| copies.is_out(donor) && copies.is_member(donor);
         let out = donors.filter(|(donor, _)| is_out(*donor));
         Some(ReplicaSummary {
+            layout: copies.layout(),
             bytes: u64::from(copies.blocks()) * BLOCK_BYTES,
             degraded_bytes: u64::from(copies.degraded()) * BLOCK_BYTES,
             in_one_zone_bytes: u64::from(copies.in_one_zone()) * BLOCK_BYTES,

@@ -63,8 +63,10 @@ impl ReplicatedTransport {
             outstanding,
             traffic,
             repairs,
+            stripes,
             ..
         } = self;
+        let id = u8::try_from(donor).expect("at most 64 donors");
         let this = 1_u64 << donor;
         // Reads that were posted to another donor as well.
         let mut answered_twice = [None; IN_FLIGHT_MAX];
@@ -74,10 +76,12 @@ impl ReplicatedTransport {
                 Purpose::Operation(index) => index as usize,
                 Purpose::Abandoned => return,
                 Purpose::CopyRead(page) => {
-                    if let Answer::Page(bytes) = answer {
-                        traffic.fetched(donor, 1);
-                        repairs.read(page, bytes);
+                    match answer {
+                        Answer::Page(bytes) => repairs.read(page, donor, bytes),
+                        Answer::Run(bytes) => repairs.read(page, donor, bytes),
+                        Answer::Written | Answer::Dropped => return,
                     }
+                    traffic.fetched(donor, 1);
                     return;
                 }
                 Purpose::CopyWrite(page) => {
@@ -98,6 +102,29 @@ impl ReplicatedTransport {
                 Answer::Page(bytes) => {
                     complete(Completion::ReadFrom(donor, ticket, bytes));
                     true
+                }
+                Answer::Run(bytes) if stripes.is_some() => {
+                    let count = u32::try_from(bytes.len().div_ceil(PAGE_SIZE)).unwrap_or(0);
+                    let is_run = operation.work != Work::Read { run: None };
+                    let pages = stripes.as_mut().and_then(|all| {
+                        let index = u32::try_from(index).expect("a few operations");
+                        all.arrived(index, id, bytes)
+                    });
+                    // The pager counts the page that a fault waited for.
+                    if is_run || pages.is_none() {
+                        traffic.fetched(donor, count);
+                    }
+                    match (pages, pages.and_then(|all| all.try_into().ok())) {
+                        (Some(all), _) if is_run => {
+                            complete(Completion::ReadRunFrom(donor, ticket, all));
+                            true
+                        }
+                        (_, Some(page)) => {
+                            complete(Completion::ReadFrom(donor, ticket, page));
+                            true
+                        }
+                        _ => false,
+                    }
                 }
                 Answer::Run(bytes) => {
                     let pages = bytes.len() / PAGE_SIZE;

@@ -1,6 +1,9 @@
 //! Which copies of a block may be read, and which are written: the state that the threads of a
 //! pager share, as a pure state machine without I/O or time.
 //!
+//! A block has two copies, of which one is *needed*, or the pieces of a [stripe](crate::stripe), of
+//! which as many are needed as there are pieces of data. What follows says copies for both.
+//!
 //! A copy is *valid*, *being filled* or *stale*; a donor is *in use* or *out*. A copy is read only
 //! if it is valid and its donor is in use.
 //!
@@ -30,88 +33,22 @@ mod join;
 mod leave;
 mod room;
 mod vacated;
+mod word;
 
 use crate::placement::Place;
+use crate::stripe::Layout;
 use join::Standing;
 use leave::Leaving;
 pub use leave::{LeaveError, NextMove};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use vacated::Noted;
 use vacated::{Epochs, Kept};
-
-/// In a word, for each copy: the slot, as wide as that of the home table.
-const SLOT_BITS: u32 = 23;
-/// The donor's link, of which there are at most 64.
-const DONOR_BITS: u32 = 6;
-const STATE_SHIFT: u32 = SLOT_BITS + DONOR_BITS;
-/// Bits of one copy.
-const COPY_BITS: u32 = STATE_SHIFT + 2;
-
-const _: () = assert!(2 * COPY_BITS <= u64::BITS);
+pub use word::{Copy, CopyState};
+use word::{DONOR_BITS, SLOT_BITS};
 
 /// Limit of donors.
 pub const DONORS_MAX: usize = 1 << DONOR_BITS;
-
-/// What a copy is good for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum CopyState {
-    /// It has every page that was written back.
-    Valid,
-    /// It receives write-backs; pages written before are being copied.
-    Filling,
-    /// It has missed write-backs.
-    Stale,
-    /// It is a slot that was never written: all zero.
-    Empty,
-}
-
-/// A copy of a block.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Copy {
-    /// Its place.
-    pub place: Place,
-    /// Its state.
-    pub state: CopyState,
-}
-
-impl Copy {
-    fn to_bits(self) -> u64 {
-        let state = match self.state {
-            CopyState::Valid => 0,
-            CopyState::Filling => 1,
-            CopyState::Stale => 2,
-            CopyState::Empty => 3,
-        };
-        state << STATE_SHIFT | u64::from(self.place.donor) << SLOT_BITS | u64::from(self.place.slot)
-    }
-
-    fn from_bits(bits: u64) -> Self {
-        let field = |shift: u32, width: u32| {
-            u32::try_from(bits >> shift & ((1 << width) - 1)).expect("fewer than 32 bits")
-        };
-        Self {
-            place: Place {
-                donor: u8::try_from(field(SLOT_BITS, DONOR_BITS)).expect("6 bits"),
-                slot: field(0, SLOT_BITS),
-            },
-            state: match field(STATE_SHIFT, 2) {
-                0 => CopyState::Valid,
-                1 => CopyState::Filling,
-                2 => CopyState::Stale,
-                _ => CopyState::Empty,
-            },
-        }
-    }
-}
-
-fn to_word([first, second]: [Copy; 2]) -> u64 {
-    first.to_bits() | second.to_bits() << COPY_BITS
-}
-
-fn from_word(word: u64) -> [Copy; 2] {
-    [word, word >> COPY_BITS].map(Copy::from_bits)
-}
 
 /// The slots of a donor that hold nothing.
 #[derive(Clone, Debug)]
@@ -166,7 +103,12 @@ impl Ledger {
 /// The copies of all blocks, and the donors.
 #[derive(Debug)]
 pub struct Copies {
-    words: Box<[AtomicU64]>,
+    /// A word for each copy; those of a block follow each other. A change concerns one copy.
+    words: Box<[AtomicU32]>,
+    /// Copies of a block.
+    width: usize,
+    /// Copies without which a block cannot be read.
+    needed: usize,
     /// For each donor, its zone. Changes with the ledger, when a donor joins.
     zones: Box<[AtomicU8]>,
     /// For each donor, whether it is out.
@@ -179,7 +121,7 @@ pub struct Copies {
     ledger: Mutex<Ledger>,
 }
 
-/// Why a donor cannot go out: a block has its only readable copy there.
+/// Why a donor cannot go out: a block has a copy there that it needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LastCopy;
 
@@ -188,7 +130,9 @@ pub struct LastCopy;
 pub struct Repair {
     /// The block.
     pub block: u32,
-    /// The valid copy.
+    /// Which of its copies is filled.
+    pub at: usize,
+    /// A valid copy.
     pub from: Place,
     /// The copy to be filled.
     pub to: Place,
@@ -206,6 +150,30 @@ impl Copies {
     /// With more than [`DONORS_MAX`] donors, one without a zone, or slots beyond 16 TiB.
     #[must_use]
     pub fn new(places: &[[Place; 2]], slots: &[u32], used: &[u32], zones: &[u8]) -> Self {
+        Self::with(places.as_flattened(), (2, 1), slots, used, zones)
+    }
+
+    /// The same for stripes of this layout, whose pieces are in these places: those of a block
+    /// follow each other. Slots are those for pieces of a block, and each donor is in a zone of its
+    /// own.
+    ///
+    /// # Panics
+    ///
+    /// As [`new`](Self::new).
+    #[must_use]
+    pub fn striped(places: &[Place], layout: Layout, slots: &[u32], used: &[u32]) -> Self {
+        let zones: Vec<u8> = (0..=u8::MAX).take(slots.len()).collect();
+        let counts = (layout.pieces(), layout.data());
+        Self::with(places, counts, slots, used, &zones)
+    }
+
+    fn with(
+        places: &[Place],
+        (width, needed): (usize, usize),
+        slots: &[u32],
+        used: &[u32],
+        zones: &[u8],
+    ) -> Self {
         assert!(slots.len() <= DONORS_MAX, "{} donors", slots.len());
         assert_eq!(slots.len(), zones.len(), "each donor has a zone");
         let limit = 1 << SLOT_BITS;
@@ -214,7 +182,7 @@ impl Copies {
             place,
             state: CopyState::Valid,
         };
-        let words = places.iter().map(|pair| to_word(pair.map(valid)));
+        let words = places.iter().map(|&place| valid(place).to_bits());
         let loans = slots.iter().zip(used).map(|(&slots, &used)| Loan {
             used,
             slots,
@@ -227,7 +195,9 @@ impl Copies {
             kept: Kept::default(),
         };
         Self {
-            words: words.map(AtomicU64::new).collect(),
+            words: words.map(AtomicU32::new).collect(),
+            width,
+            needed,
             zones: zones.iter().copied().map(AtomicU8::new).collect(),
             out: slots.iter().map(|_| AtomicBool::new(false)).collect(),
             changes: AtomicU32::new(0),
@@ -243,7 +213,27 @@ impl Copies {
     /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u32 {
-        u32::try_from(self.words.len()).expect("23 bits")
+        u32::try_from(self.words.len() / self.width).expect("23 bits")
+    }
+
+    /// Returns the number of copies of a block.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Returns how many copies a read of a block needs.
+    #[must_use]
+    pub fn needed(&self) -> usize {
+        self.needed
+    }
+
+    /// Returns the layout of stripes; `None` for two copies.
+    #[must_use]
+    pub fn layout(&self) -> Option<Layout> {
+        let count = |pieces| u8::try_from(pieces).ok();
+        let (data, parity) = (count(self.needed)?, count(self.width - self.needed)?);
+        Layout::new(data, parity).ok()
     }
 
     /// Returns whether a donor is out.
@@ -264,43 +254,64 @@ impl Copies {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the copies of a block.
-    #[must_use]
-    pub fn of(&self, block: u32) -> [Copy; 2] {
-        // Acquire: pairs with the Release of `set`.
-        from_word(self.words[block as usize].load(Ordering::Acquire))
+    fn word(&self, block: u32, at: usize) -> &AtomicU32 {
+        debug_assert!(at < self.width);
+        &self.words[block as usize * self.width + at]
     }
 
-    /// Returns the places from which a block may be read, the primary one first.
+    /// Returns a copy of a block.
     #[must_use]
-    pub fn readable(&self, block: u32) -> [Option<Place>; 2] {
-        let mut copies = self.of(block);
+    pub fn copy(&self, block: u32, at: usize) -> Copy {
+        // Acquire: pairs with the Release of `set`.
+        Copy::from_bits(self.word(block, at).load(Ordering::Acquire))
+    }
+
+    /// Returns all copies of a block.
+    pub fn all(&self, block: u32) -> impl Iterator<Item = Copy> {
+        (0..self.width).map(move |at| self.copy(block, at))
+    }
+
+    /// Returns the first two copies of a block.
+    #[must_use]
+    pub fn of(&self, block: u32) -> [Copy; 2] {
+        [0, 1].map(|at| self.copy(block, at))
+    }
+
+    /// Returns the place of a copy, if it may be read.
+    #[must_use]
+    pub fn readable_at(&self, block: u32, at: usize) -> Option<Place> {
+        let mut copy = self.copy(block, at);
         loop {
-            let usable = copies.map(|copy| !self.is_out(copy.place.donor));
-            // After the donors' states.
-            let now = self.of(block);
-            if now.map(|copy| copy.place) == copies.map(|copy| copy.place) {
-                return [0, 1].map(|at| {
-                    let is_readable = usable[at] && now[at].state == CopyState::Valid;
-                    is_readable.then_some(now[at].place)
-                });
+            let is_usable = !self.is_out(copy.place.donor);
+            // After the donor's state.
+            let now = self.copy(block, at);
+            if now.place == copy.place {
+                let is_readable = is_usable && now.state == CopyState::Valid;
+                return is_readable.then_some(now.place);
             }
-            copies = now;
+            copy = now;
         }
     }
 
-    /// Returns the places to which a page of a block is written back. Only for the thread that
-    /// repairs.
+    /// Returns the places from which a block may be read, the primary one first; of a stripe, the
+    /// first two.
     #[must_use]
-    pub fn writable(&self, block: u32) -> [Option<Place>; 2] {
-        self.of(block).map(|copy| {
-            let receives = matches!(copy.state, CopyState::Valid | CopyState::Filling);
-            (receives && !self.is_out(copy.place.donor)).then_some(copy.place)
-        })
+    pub fn readable(&self, block: u32) -> [Option<Place>; 2] {
+        [0, 1].map(|at| self.readable_at(block, at))
     }
 
-    fn set(&self, block: u32, copies: [Copy; 2]) {
-        self.words[block as usize].store(to_word(copies), Ordering::Release);
+    /// Returns the place of a copy, if a page of a block is written back there. Only for the thread
+    /// that repairs.
+    #[must_use]
+    pub fn writable_at(&self, block: u32, at: usize) -> Option<Place> {
+        let copy = self.copy(block, at);
+        let receives = matches!(copy.state, CopyState::Valid | CopyState::Filling);
+        (receives && !self.is_out(copy.place.donor)).then_some(copy.place)
+    }
+
+    fn set(&self, block: u32, at: usize, copy: Copy) {
+        self.word(block, at)
+            .store(copy.to_bits(), Ordering::Release);
     }
 
     fn is_valid(&self, copy: Copy) -> bool {
@@ -318,11 +329,13 @@ impl Copies {
         if self.is_out(donor) {
             return Ok(false);
         }
-        let here = |copy: Copy| copy.place.donor == donor && copy.state == CopyState::Valid;
-        let is_last = |[first, second]: [Copy; 2]| {
-            (here(first) && !self.is_valid(second)) || (here(second) && !self.is_valid(first))
+        let is_here = |copy: &Copy| copy.place.donor == donor;
+        let is_needed = |block: u32| {
+            let valid = || self.all(block).filter(|copy| self.is_valid(*copy));
+            valid().any(|copy| is_here(&copy))
+                && valid().filter(|copy| !is_here(copy)).count() < self.needed
         };
-        if (0..self.blocks()).any(|block| is_last(self.of(block))) {
+        if (0..self.blocks()).any(is_needed) {
             return Err(LastCopy);
         }
         self.out[usize::from(donor)].store(true, Ordering::Release);
@@ -359,15 +372,11 @@ impl Copies {
         }
         ledger.loans[usize::from(donor)].standing.use_again();
         for block in 0..self.blocks() {
-            let copies = self.of(block);
-            let stale = copies.map(|mut copy| {
+            for (at, copy) in self.all(block).enumerate() {
                 if copy.place.donor == donor {
-                    copy.state = CopyState::Stale;
+                    let state = CopyState::Stale;
+                    self.set(block, at, Copy { state, ..copy });
                 }
-                copy
-            });
-            if stale != copies {
-                self.set(block, stale);
             }
         }
         // Release: a thread that finds the donor in use finds its copies stale.
@@ -377,43 +386,44 @@ impl Copies {
     }
 
     /// Begins the next repair, from this block on: the first copy that is stale, on a donor in use,
-    /// with a valid other copy. A copy on a lost donor gets another place if a donor has room. The
+    /// with as many valid other copies as are needed. A copy on a lost donor gets another place if a donor has room. The
     /// copy receives write-backs from then on. Copies on a donor that leaves are not filled: they
     /// are moved.
     pub fn begin_repair(&self, from: u32) -> Option<Repair> {
         let mut ledger = self.lock();
         self.reclaim(&mut ledger);
         (from..self.blocks()).find_map(|block| {
-            let mut copies = self.of(block);
-            for (at, other) in [(0, 1), (1, 0)] {
-                let donor = copies[at].place.donor;
-                if self.is_valid(copies[at]) || !self.is_valid(copies[other]) {
+            for at in 0..self.width {
+                let mut copy = self.copy(block, at);
+                if self.is_valid(copy) {
                     continue;
                 }
+                let donor = copy.place.donor;
+                let mut valid = self.all(block).filter(|copy| self.is_valid(*copy));
+                let Some(from) = valid.next().filter(|_| valid.count() + 1 >= self.needed) else {
+                    continue;
+                };
                 if ledger.standing(donor) == Standing::Lost {
-                    let other = copies[other].place.donor;
-                    let free = self.free_place(&mut ledger, other);
-                    // A block without a second copy comes before one that moves.
-                    let free = free.or_else(|| self.reserved_place(&mut ledger, other));
-                    let Some((place, is_empty)) = free else {
+                    let Some((place, is_empty)) = self.other_place(&mut ledger, block, from) else {
                         continue;
                     };
                     let state = match is_empty {
                         true => CopyState::Empty,
                         false => CopyState::Stale,
                     };
-                    copies[at] = Copy { place, state };
+                    copy = Copy { place, state };
                 } else if self.is_out(donor) || ledger.is_leaving(donor) {
                     continue;
                 }
                 let repair = Repair {
                     block,
-                    from: copies[other].place,
-                    to: copies[at].place,
-                    is_empty: copies[at].state == CopyState::Empty,
+                    at,
+                    from: from.place,
+                    to: copy.place,
+                    is_empty: copy.state == CopyState::Empty,
                 };
-                copies[at].state = CopyState::Filling;
-                self.set(block, copies);
+                copy.state = CopyState::Filling;
+                self.set(block, at, copy);
                 return Some(repair);
             }
             None
@@ -427,20 +437,19 @@ impl Copies {
         if self.is_out(repair.to.donor) {
             return false;
         }
-        let copies = self.of(repair.block).map(|mut copy| {
-            if copy.place == repair.to && copy.state == CopyState::Filling {
-                copy.state = CopyState::Valid;
-            }
-            copy
-        });
-        self.set(repair.block, copies);
+        let mut copy = self.copy(repair.block, repair.at);
+        if copy.place == repair.to && copy.state == CopyState::Filling {
+            copy.state = CopyState::Valid;
+            self.set(repair.block, repair.at, copy);
+        }
         true
     }
 
-    /// Returns the number of blocks with fewer than two readable copies.
+    /// Returns the number of blocks with a copy that is not readable.
     #[must_use]
     pub fn degraded(&self) -> u32 {
-        let is_degraded = |block: &u32| self.readable(*block).contains(&None);
+        let is_degraded =
+            |block: &u32| (0..self.width).any(|at| self.readable_at(*block, at).is_none());
         let count = (0..self.blocks()).filter(is_degraded).count();
         u32::try_from(count).expect("23 bits")
     }

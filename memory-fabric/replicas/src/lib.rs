@@ -1,5 +1,5 @@
 //! Two copies of each block of a guest's memory on different donors, so that the loss of one donor
-//! loses nothing.
+//! loses nothing; or [stripes](stripe), which need less memory and survive the loss of two.
 //!
 //! [`placement`] chooses the places, [`copies`] knows which copies may be read, and
 //! [`transport::ReplicatedTransport`] is one [`PageTransport`](fabric_transport::PageTransport)
@@ -9,15 +9,18 @@
 
 mod answers;
 pub mod copies;
+mod gather;
 mod member;
 pub mod placement;
 mod repair;
 pub mod set;
+pub mod stripe;
 pub mod transport;
 
 pub use copies::{Copies, DONORS_MAX, LeaveError};
-pub use placement::{Place, Placement, capacity, zones};
+pub use placement::{Place, Placement, StripePlacement, capacity, stripe_capacity, zones};
 pub use set::{
     LeaveEvent, LeaveObserver, Loss, Newcomer, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic,
 };
+pub use stripe::{Layout, LayoutError};
 pub use transport::{ReplicatedTransport, Role};

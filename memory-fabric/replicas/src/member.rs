@@ -126,9 +126,21 @@ impl Member {
         })
     }
 
-    pub fn write(&mut self, purpose: Purpose, offset: u64, page: &PageBytes) -> Result<(), Full> {
+    /// Requests pieces of consecutive pages, which come as a run.
+    pub fn read_pieces(&mut self, purpose: Purpose, offset: u64, bytes: usize) -> Result<(), Full> {
+        let bytes = u32::try_from(bytes).expect("at most a run of pages");
         self.post(purpose, |transport, ticket| {
-            transport.post_write(ticket, offset, page)
+            transport.post_read_piece(ticket, offset, bytes)
+        })
+    }
+
+    /// Stores a page, or a piece of one.
+    pub fn write(&mut self, purpose: Purpose, offset: u64, bytes: &[u8]) -> Result<(), Full> {
+        self.post(purpose, |transport, ticket| {
+            match <&PageBytes>::try_from(bytes) {
+                Ok(page) => transport.post_write(ticket, offset, page),
+                Err(_) => transport.post_write_piece(ticket, offset, bytes),
+            }
         })
     }
 

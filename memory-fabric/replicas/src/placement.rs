@@ -1,4 +1,6 @@
-//! The places of both copies of each block.
+//! The places of both copies of each block, or of its pieces.
+
+use crate::stripe::Layout;
 
 /// The place of a copy: a donor, and a block of its loan.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -98,6 +100,87 @@ impl Placement {
         pairs.sort_by_key(|pair| pair[0].donor);
         Self {
             blocks: pairs,
+            primaries,
+            used,
+        }
+    }
+}
+
+/// Returns for how many blocks donors that lend these slots for pieces can store all pieces on
+/// different donors.
+#[must_use]
+pub fn stripe_capacity(slots: &[u32], layout: Layout) -> u32 {
+    let width = layout.pieces() as u64;
+    // A donor has at most one piece of a block.
+    let is_enough = |blocks: u32| {
+        let usable = slots.iter().map(|&slots| u64::from(slots.min(blocks)));
+        usable.sum::<u64>() >= width * u64::from(blocks)
+    };
+    let (mut fits, mut too_many) = (
+        0,
+        slots.iter().max().map_or(1, |most| most.saturating_add(1)),
+    );
+    while fits + 1 < too_many {
+        let middle = fits + (too_many - fits) / 2;
+        match is_enough(middle) {
+            true => fits = middle,
+            false => too_many = middle,
+        }
+    }
+    fits
+}
+
+/// The places of the pieces of blocks.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct StripePlacement {
+    /// The places of the pieces of each block, in order, block by block. Blocks with their first
+    /// piece on the same donor are consecutive, in the order of the donors.
+    pub places: Vec<Place>,
+    /// For each donor, the number of blocks with their first piece there.
+    pub primaries: Vec<u32>,
+    /// For each donor, the number of used slots: the first ones of its loan.
+    pub used: Vec<u32>,
+}
+
+impl StripePlacement {
+    /// Places `wanted` blocks, or as many as fit, on donors that lend these slots, in proportion to
+    /// them.
+    ///
+    /// This is the rule of [`Placement::new`] for more copies: elements of the sequence that are as
+    /// far apart as there are blocks are the pieces of one block. Which of them are pieces of data
+    /// differs from block to block, so that all donors are read.
+    #[must_use]
+    pub fn new(slots: &[u32], layout: Layout, wanted: u32) -> Self {
+        let width = layout.pieces();
+        let blocks = stripe_capacity(slots, layout).min(wanted);
+        let lent: Vec<u64> = slots.iter().map(|&slots| slots.into()).collect();
+        let most: Vec<u64> = slots
+            .iter()
+            .map(|&slots| slots.min(blocks).into())
+            .collect();
+        let used = shares(&lent, &most, width as u64 * u64::from(blocks));
+        let count = |share: u64| u32::try_from(share).expect("at most the slots of the donor");
+        let used: Vec<u32> = used.into_iter().map(count).collect();
+        let places = (0..=u8::MAX).zip(&used);
+        let sequence = places.flat_map(|(donor, &used)| (0..used).map(move |slot| (donor, slot)));
+        let sequence: Vec<Place> = sequence
+            .map(|(donor, slot)| Place { donor, slot })
+            .collect();
+        let count = blocks as usize;
+        let pieces = |block: usize| {
+            let turned = (0..width).map(move |at| (at + block) % width);
+            let sequence = &sequence;
+            turned.map(move |at| sequence[at * count + block])
+        };
+        let mut stripes: Vec<Vec<Place>> =
+            (0..count).map(|block| pieces(block).collect()).collect();
+        stripes.sort_by_key(|stripe| stripe[0].donor);
+        let mut primaries = vec![0; slots.len()];
+        for stripe in &stripes {
+            primaries[usize::from(stripe[0].donor)] += 1;
+        }
+        Self {
+            places: stripes.concat(),
             primaries,
             used,
         }

@@ -10,13 +10,16 @@
 //! - A write-back of a page whose copy is on its way is held until that has been confirmed: two
 //!   writes of one page are never outstanding on a connection.
 
+mod fill;
+
 use crate::copies::{NextMove, Repair};
+use crate::gather::Gather;
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
-use crate::transport::{ReplicatedTransport, offset_at};
-use fabric_homes::{BLOCK_BYTES, BLOCK_PAGES};
+use crate::stripe::Layout;
+use crate::transport::ReplicatedTransport;
 use fabric_host::Allowance;
-use fabric_pages::page::{PAGE_SIZE, PageBytes, is_zero};
+use fabric_pages::page::PAGE_SIZE;
 use std::time::{Duration, Instant};
 
 /// Limit of pages that are copied at once: a quarter of a connection, so that write-backs have the
@@ -44,9 +47,9 @@ const READMISSION_DOUBLINGS_MAX: u32 = 6;
 #[derive(Debug)]
 enum Phase {
     /// It is being read. `superseded` by a write-back, it is not written.
-    Reading { superseded: bool },
-    /// It was read.
-    Arrived(Box<PageBytes>),
+    Reading { superseded: bool, gather: Gather },
+    /// It was read: the page, or its piece for the copy.
+    Arrived(Box<[u8]>),
     /// It is being written.
     Writing,
 }
@@ -61,6 +64,8 @@ struct Copying {
 #[derive(Debug)]
 struct Current {
     repair: Repair,
+    /// What is read: the valid copy, or enough pieces of a stripe, with their numbers.
+    sources: Vec<(usize, Place)>,
     /// Whether the copy will take the place of another, which is in use until then.
     is_move: bool,
     /// The next page.
@@ -74,7 +79,7 @@ struct Held {
     operation: u32,
     place: Place,
     in_block: u64,
-    page: Box<PageBytes>,
+    bytes: Box<[u8]>,
 }
 
 /// When a donor that went out may be used again.
@@ -97,6 +102,8 @@ pub(crate) struct Repairs {
     has_repaired: bool,
     readmissions: Vec<Readmission>,
     pub readmission_unit: Duration,
+    /// That of stripes; `None` for two copies.
+    layout: Option<Layout>,
     /// Pages that may be copied.
     allowance: Allowance,
     /// When to look again at places that copies have left.
@@ -113,7 +120,7 @@ fn in_block(page: u32) -> u64 {
 }
 
 impl Repairs {
-    pub fn new() -> Self {
+    pub fn new(layout: Option<Layout>) -> Self {
         Self {
             current: None,
             held: Vec::new(),
@@ -122,6 +129,7 @@ impl Repairs {
             has_repaired: false,
             readmissions: Vec::new(),
             readmission_unit: READMISSION_UNIT,
+            layout,
             allowance: Allowance::new(REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64, BURST_PAGES),
             reclaim_at: None,
             due: None,
@@ -131,11 +139,6 @@ impl Repairs {
     /// Returns when there is something to do at the latest.
     pub fn due(&self) -> Option<Instant> {
         self.due
-    }
-
-    fn copying(&mut self, page: u32) -> Option<&mut Copying> {
-        let copying = &mut self.current.as_mut()?.copying;
-        copying.iter_mut().find(|copying| copying.page == page)
     }
 
     /// Returns the place to which a copy of a block moves: a third one that is written.
@@ -157,7 +160,7 @@ impl Repairs {
             if copying.page != page {
                 return true;
             }
-            if let Phase::Reading { superseded } = &mut copying.phase {
+            if let Phase::Reading { superseded, .. } = &mut copying.phase {
                 *superseded = true;
             }
             !matches!(copying.phase, Phase::Arrived(_))
@@ -177,25 +180,45 @@ impl Repairs {
     }
 
     /// Keeps a write-back until the copy of its page is confirmed.
-    pub fn hold(&mut self, operation: u32, place: Place, in_block: u64, page: &PageBytes) {
+    pub fn hold(&mut self, operation: u32, place: Place, in_block: u64, bytes: &[u8]) {
         self.held.push(Held {
             operation,
             place,
             in_block,
-            page: Box::new(*page),
+            bytes: bytes.into(),
         });
     }
 
-    /// Takes a page of the valid copy.
-    pub fn read(&mut self, page: u32, bytes: &PageBytes) {
-        let Some(copying) = self.copying(page) else {
+    /// Takes a page of the valid copy, or a piece of it, from a donor.
+    pub fn read(&mut self, page: u32, donor: usize, bytes: &[u8]) {
+        let layout = self.layout;
+        let Some(current) = &mut self.current else {
             return;
         };
-        if let Phase::Reading { superseded: false } = copying.phase {
-            copying.phase = Phase::Arrived(Box::new(*bytes));
+        let is_it = |(_, place): &&(usize, Place)| usize::from(place.donor) == donor;
+        let Some(&(at, _)) = current.sources.iter().find(is_it) else {
             return;
+        };
+        let to = current.repair.at;
+        let mut all = current.copying.iter_mut();
+        let Some(copying) = all.find(|copying| copying.page == page) else {
+            return;
+        };
+        let Phase::Reading { superseded, gather } = &mut copying.phase else {
+            return;
+        };
+        let arrived = match layout {
+            None => Some(bytes.into()),
+            Some(layout) => gather
+                .take(layout, at, bytes)
+                .then(|| gather.piece(layout, to)),
+        };
+        match (arrived, *superseded) {
+            // Others are on their way.
+            (None, _) => {}
+            (Some(bytes), false) => copying.phase = Phase::Arrived(bytes),
+            (Some(_), true) => self.written(page),
         }
-        self.written(page);
     }
 
     /// A page is complete.
@@ -209,7 +232,8 @@ impl Repairs {
     pub fn leave(&mut self, donor: u8, members: &mut [Member]) -> Option<Repair> {
         self.held.retain(|held| held.place.donor != donor);
         let ends = |current: &Current| {
-            current.repair.to.donor == donor || current.repair.from.donor == donor
+            let mut sources = current.sources.iter();
+            current.repair.to.donor == donor || sources.any(|(_, place)| place.donor == donor)
         };
         let ended = self.current.take_if(|current| ends(current));
         if ended.is_some() {
@@ -367,108 +391,26 @@ impl ReplicatedTransport {
         if !is_move {
             repairs.cursor = Some(repair.block);
         }
+        let sources = match repairs.layout {
+            None => vec![(1 - repair.at, repair.from)],
+            Some(layout) => {
+                let readable = |at| Some((at, copies.readable_at(repair.block, at)?));
+                let all = (0..copies.width()).filter_map(readable);
+                let found: Vec<_> = all.take(layout.data()).collect();
+                if found.len() < layout.data() {
+                    // A donor has just gone out. The copy is found again.
+                    return false;
+                }
+                found
+            }
+        };
         repairs.current = Some(Current {
             repair,
+            sources,
             is_move,
             next: 0,
             copying: Vec::with_capacity(COPYING_MAX),
         });
         true
-    }
-
-    fn write_arrived(&mut self) {
-        let Some(current) = &mut self.repairs.current else {
-            return;
-        };
-        let Repair { to, is_empty, .. } = current.repair;
-        let member = &mut self.members[usize::from(to.donor)];
-        current.copying.retain_mut(|copying| {
-            let Phase::Arrived(bytes) = &copying.phase else {
-                return true;
-            };
-            if is_empty && is_zero(bytes) {
-                return false;
-            }
-            let offset = offset_at(to, in_block(copying.page));
-            let purpose = Purpose::CopyWrite(copying.page);
-            if member.has_room() && member.write(purpose, offset, bytes).is_ok() {
-                copying.phase = Phase::Writing;
-            }
-            true
-        });
-    }
-
-    fn read_next(&mut self) {
-        let now = Instant::now();
-        loop {
-            let Some(current) = &self.repairs.current else {
-                return;
-            };
-            let (repair, page) = (current.repair, current.next);
-            let at = u64::from(repair.block) * BLOCK_BYTES + in_block(page);
-            let source = usize::from(repair.from.donor);
-            if page == BLOCK_PAGES
-                || current.copying.len() >= COPYING_MAX
-                || !self.members[source].has_room()
-                || self.is_being_written(at)
-                || !self.repairs.may_copy(now)
-            {
-                return;
-            }
-            let offset = offset_at(repair.from, in_block(page));
-            let purpose = Purpose::CopyRead(page);
-            if self.members[source].read(purpose, offset, None).is_err() {
-                return;
-            }
-            if let Some(current) = &mut self.repairs.current {
-                current.next += 1;
-                current.copying.push(Copying {
-                    page,
-                    phase: Phase::Reading { superseded: false },
-                });
-            }
-        }
-    }
-
-    /// Ends the repair of a block that is complete; false when it is not.
-    fn end_block(&mut self) -> bool {
-        let repairs = &mut self.repairs;
-        let is_complete =
-            |current: &Current| current.next == BLOCK_PAGES && current.copying.is_empty();
-        if !repairs.current.as_ref().is_some_and(is_complete) || !repairs.held.is_empty() {
-            return false;
-        }
-        let Some(Current {
-            repair, is_move, ..
-        }) = repairs.current.take()
-        else {
-            return true;
-        };
-        let copies = self.set.copies();
-        match is_move {
-            false if copies.end_repair(&repair) => {
-                repairs.has_repaired = true;
-                self.set.repaired_blocks.increment();
-            }
-            true if copies.end_move(&repair) => self.set.note_moved(),
-            // Its donor went out, which has not been seen here yet.
-            true => self.set.give_up_move(&repair),
-            false => {}
-        }
-        true
-    }
-
-    /// Posts write-backs whose copies are confirmed.
-    fn release_held(&mut self) {
-        let mut held = std::mem::take(&mut self.repairs.held);
-        held.retain(|held| {
-            let member = &mut self.members[usize::from(held.place.donor)];
-            let offset = offset_at(held.place, held.in_block);
-            let purpose = Purpose::Operation(held.operation);
-            self.repairs.is_copying(held.place, held.in_block)
-                || !member.has_room()
-                || member.write(purpose, offset, &held.page).is_err()
-        });
-        self.repairs.held = held;
     }
 }

@@ -8,11 +8,17 @@
 //! - A donor that does not confirm a write-back for [`WRITE_STALL`], which another has confirmed,
 //!   goes out: the evictor would wait for it, and soon the guest.
 //!
+//! Of a [stripe](crate::stripe), a write-back stores a piece at each donor, and a read asks as many
+//! donors as are needed, those of data first; what is said of the other copy holds for the other
+//! pieces.
+//!
 //! The transport of the evictor, the only one that writes, also readmits donors and fills copies
 //! (`repair`). Nothing here allocates after the start, except for a write-back of a page that is
 //! being copied at that moment, and when a donor joins.
 
 mod arrivals;
+mod changes;
+mod striped;
 
 use crate::copies::Noted;
 use crate::member::{Member, Purpose};
@@ -26,6 +32,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub(crate) use striped::Stripes;
 
 /// Time without an answer after which a page is requested from the other copy as well: far above
 /// the round trip of a usable link, and short enough to go unnoticed.
@@ -75,6 +82,10 @@ impl Operation {
     pub(crate) fn is_write(&self) -> bool {
         self.work == Work::Write
     }
+
+    fn is_read(&self) -> bool {
+        matches!(self.work, Work::Read { .. })
+    }
 }
 
 /// One transport for the copies on all donors. Offsets are those of the blocks' order in
@@ -102,6 +113,7 @@ pub struct ReplicatedTransport {
     /// When to look for stalls next.
     pub(crate) look_at: Instant,
     pub(crate) repairs: Repairs,
+    pub(crate) stripes: Option<Stripes>,
 }
 
 impl fmt::Debug for ReplicatedTransport {
@@ -123,8 +135,10 @@ pub(crate) fn split(offset: u64) -> (u32, u64) {
     (block, offset % BLOCK_BYTES)
 }
 
-pub(crate) fn offset_at(place: Place, in_block: u64) -> u64 {
-    u64::from(place.slot) * BLOCK_BYTES + in_block
+/// Returns where a place holds what is at an offset of its block, which is in `split` pieces.
+pub(crate) fn offset_at(place: Place, in_block: u64, split: usize) -> u64 {
+    let split = split as u64;
+    u64::from(place.slot) * (BLOCK_BYTES / split) + in_block / split
 }
 
 impl ReplicatedTransport {
@@ -146,6 +160,7 @@ impl ReplicatedTransport {
         let numbers = u32::try_from(most).expect("a few donors");
         let inbox = set.note_with(transports.len());
         let noted = set.copies().register();
+        let layout = set.copies().layout();
         let members = transports.into_iter().enumerate();
         let members = members.map(|(donor, transport)| Member::new(transport, set.path(donor)));
         Self {
@@ -163,7 +178,8 @@ impl ReplicatedTransport {
             vacated: (noted.epoch(), 0),
             noted,
             look_at: Instant::now(),
-            repairs: Repairs::new(),
+            repairs: Repairs::new(layout),
+            stripes: layout.map(Stripes::new),
         }
     }
 
@@ -215,8 +231,12 @@ impl ReplicatedTransport {
         }
     }
 
-    /// Posts a read to one copy that it was not posted to, if there is room.
+    /// Posts a read to one copy that it was not posted to, if there is room; or to as many pieces as
+    /// it needs.
     pub(crate) fn post_to_copy(&mut self, index: u32) -> Result<(), Full> {
+        if self.stripes.is_some() {
+            return self.post_to_pieces(index);
+        }
         let Operation {
             offset,
             work,
@@ -234,7 +254,7 @@ impl ReplicatedTransport {
             }
             let purpose = Purpose::Operation(index);
             if member
-                .read(purpose, offset_at(place, in_block), run)
+                .read(purpose, offset_at(place, in_block, 1), run)
                 .is_ok()
             {
                 self.operation(index).waits_for |= bit(place.donor);
@@ -246,51 +266,12 @@ impl ReplicatedTransport {
 
     fn post_any_read(&mut self, ticket: Ticket, work: Work, offset: u64) -> Result<(), Full> {
         let index = self.begin(ticket, work, offset)?;
+        if let Some(stripes) = &mut self.stripes {
+            stripes.begin(index);
+        }
         self.post_to_copy(index).inspect_err(|_| {
             self.end(index);
         })
-    }
-
-    /// Posts to both copies what changes them, or to none.
-    fn post_change(
-        &mut self,
-        ticket: Ticket,
-        work: Work,
-        offset: u64,
-        page: Option<&PageBytes>,
-    ) -> Result<(), Full> {
-        debug_assert_eq!(self.role, Role::Evictor);
-        let (block, in_block) = split(offset);
-        let [first, second] = self.set.copies().writable(block);
-        let places = [first, second, self.repairs.third_place(block)];
-        let targets = || places.into_iter().flatten();
-        let has_room = |place: Place| self.members[usize::from(place.donor)].has_room();
-        if !targets().all(has_room) {
-            return Err(Full);
-        }
-        let index = self.begin(ticket, work, offset)?;
-        if page.is_some() {
-            self.repairs.supersede(block, in_block);
-        }
-        let mut waits_for = 0;
-        for place in targets() {
-            let purpose = Purpose::Operation(index);
-            let at = offset_at(place, in_block);
-            let donor = usize::from(place.donor);
-            let posted = match (work, page) {
-                (Work::Drop { pages }, _) => self.members[donor].drop_pages(purpose, at, pages),
-                (_, Some(page)) if self.repairs.is_copying(place, in_block) => {
-                    self.repairs.hold(index, place, in_block, page);
-                    Ok(())
-                }
-                (_, Some(page)) => self.members[donor].write(purpose, at, page),
-                _ => unreachable!("a write has a page"),
-            };
-            posted.expect("room was seen");
-            waits_for |= bit(place.donor);
-        }
-        self.operation(index).waits_for = waits_for;
-        Ok(())
     }
 
     /// Stops to wait for donors that went out: their reads go to the other copy.
@@ -332,8 +313,12 @@ impl ReplicatedTransport {
             }
             operation.waits_for &= !bit(donor);
             operation.is_half_done |= operation.is_write();
-            if operation.waits_for == 0 {
-                let index = u32::try_from(index).expect("a few operations");
+            let index = u32::try_from(index).expect("a few operations");
+            let is_short = self
+                .stripes
+                .as_mut()
+                .is_some_and(|all| all.leave(index, donor));
+            if self.operation(index).waits_for == 0 || is_short {
                 self.bereft(index, complete);
             }
         }
@@ -341,7 +326,9 @@ impl ReplicatedTransport {
 
     /// Continues an operation that no donor in use is to answer.
     fn bereft(&mut self, index: u32, complete: &mut dyn FnMut(Completion<'_>)) {
-        match self.operation(index).work {
+        let work = self.operation(index).work;
+        match work {
+            Work::Read { .. } if self.unposted.contains(&index) => {}
             Work::Read { .. } => self.unposted.push_back(index),
             Work::Write => complete(Completion::Written(self.end(index).ticket)),
             Work::Drop { pages } => {
@@ -375,10 +362,19 @@ impl ReplicatedTransport {
         self.noted.note(epoch);
     }
 
-    fn post_unposted(&mut self) {
+    fn post_unposted(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
         while let Some(&index) = self.unposted.front() {
-            if self.post_to_copy(index).is_err() {
-                break;
+            // A read of a stripe may have got pieces from other donors, and another operation its
+            // number.
+            let stripes = self.stripes.as_ref();
+            let is_short = stripes.is_none_or(|all| all.is_short(index));
+            let operation = self.operations[index as usize];
+            match operation.map(|operation| (operation.work, operation.waits_for)) {
+                Some((Work::Read { .. }, _)) if is_short && self.post_to_copy(index).is_err() => {
+                    break;
+                }
+                Some((Work::Drop { .. }, 0)) => self.bereft(index, complete),
+                _ => {}
             }
             self.unposted.pop_front();
         }
@@ -426,7 +422,7 @@ impl PageTransport for ReplicatedTransport {
         for donor in 0..self.members.len() {
             self.poll_member(donor, complete);
         }
-        self.post_unposted();
+        self.post_unposted(complete);
         self.note_answered();
         self.look_for_stalls();
         match self.role {
@@ -451,7 +447,10 @@ impl PageTransport for ReplicatedTransport {
         for member in &mut self.members {
             armed &= member.transport().arm();
         }
-        armed && self.changes == self.set.copies().changes()
+        // A read that is not posted waits for an answer to another.
+        let is_ready =
+            |index: &u32| self.operations[*index as usize].is_some_and(|one| !one.is_read());
+        armed && self.changes == self.set.copies().changes() && !self.unposted.iter().any(is_ready)
     }
 
     fn wake_by(&mut self) -> Option<Instant> {

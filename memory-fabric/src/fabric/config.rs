@@ -12,6 +12,7 @@ use crate::transport::{Compression, TransportKind};
 use crate::uffd::UffdError;
 use crate::view::LentBy;
 use fabric_identity::{Name, SharedCredentials};
+use fabric_replicas::Layout;
 use fabric_sealing::KeyError;
 use std::io;
 use std::net::SocketAddr;
@@ -47,6 +48,26 @@ pub enum OnLostMemory {
     Poison,
 }
 
+/// What makes up for the loss of a donor.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Redundancy {
+    /// Nothing: each block is at one donor.
+    #[default]
+    None,
+    /// A copy of each block on another donor.
+    Copies,
+    /// Each page is a stripe of pieces on different donors, of which some may be lost.
+    Stripes(Layout),
+}
+
+impl Redundancy {
+    /// Returns whether memory at donors survives the loss of one.
+    #[must_use]
+    pub fn is_some(self) -> bool {
+        self != Self::None
+    }
+}
+
 /// Configuration of a VM's memory.
 #[derive(Clone, Debug)]
 pub struct FabricConfig {
@@ -63,9 +84,8 @@ pub struct FabricConfig {
     pub local_use: LocalUse,
     /// Donors of the rest.
     pub donors: Vec<DonorAddress>,
-    /// Whether each block with its home on a donor has a copy on another one, so that the loss of
-    /// one donor loses nothing.
-    pub replicated: bool,
+    /// What makes up for the loss of a donor.
+    pub redundancy: Redundancy,
     /// How pages travel.
     pub transport: TransportKind,
     /// What is set of RDMA connections.
@@ -127,14 +147,33 @@ impl FabricConfig {
         }
         let lenders = self.transport.lenders(self.donors.len());
         self.nodes.check(lenders)?;
-        if self.replicated && self.hotplug.is_some() {
+        let is_redundant = self.redundancy.is_some();
+        if is_redundant && self.hotplug.is_some() {
             return Err(FabricError::ReplicasWithHotplug);
         }
-        if self.replicated && self.on_lost_memory == OnLostMemory::Poison {
+        if is_redundant && self.on_lost_memory == OnLostMemory::Poison {
             return Err(FabricError::PoisonWithReplicas);
         }
-        if self.replicated && self.donors.len() < 2 {
-            return Err(FabricError::TooFewForReplicas(self.donors.len()));
+        let donors = self.donors.len();
+        match self.redundancy {
+            Redundancy::Copies if donors < 2 => return Err(FabricError::TooFewForReplicas(donors)),
+            Redundancy::Stripes(layout) => {
+                let needed = layout.pieces();
+                if donors < needed {
+                    return Err(FabricError::TooFewForStripes {
+                        layout,
+                        needed,
+                        donors,
+                    });
+                }
+                if matches!(self.transport, TransportKind::Rdma | TransportKind::Hybrid) {
+                    return Err(FabricError::StripesOverRdma);
+                }
+                if self.donors.iter().any(|donor| donor.zone.is_some()) {
+                    return Err(FabricError::StripesWithZones);
+                }
+            }
+            _ => {}
         }
         Ok(pages)
     }
@@ -158,6 +197,22 @@ pub enum FabricError {
     /// Copies on different donors need two of them.
     #[error("{0} donor(s) named for two copies of each page; name at least 2")]
     TooFewForReplicas(usize),
+    /// Pieces on different donors need so many.
+    #[error("{donors} donor(s) named for stripes of {layout}; name at least {needed}")]
+    TooFewForStripes {
+        /// The stripes.
+        layout: Layout,
+        /// Pieces of a stripe.
+        needed: usize,
+        /// Number of donors.
+        donors: usize,
+    },
+    /// Adapters read and write whole pages.
+    #[error("pieces of stripes do not travel by RDMA; use another transport, or two copies")]
+    StripesOverRdma,
+    /// Pieces are placed without regard to zones.
+    #[error("zones of donors have no effect on stripes; name none, or use two copies")]
+    StripesWithZones,
     /// Memory that is added has one copy.
     #[error("memory that is added at run time has no replicas; start without one of the two")]
     ReplicasWithHotplug,
@@ -182,6 +237,26 @@ pub enum FabricError {
         /// Number of donors.
         donors: usize,
         /// Memory of which they can hold two copies, MiB.
+        held_mib: u64,
+        /// What is missing, MiB, rounded up.
+        missing_mib: u64,
+    },
+    /// Donors lend too little for stripes.
+    #[error(
+        "guest memory of {guest_mib} MiB needs stripes of {layout} for what exceeds local memory of \
+         {local_mib} MiB, and {donors} donors can hold, with all pieces on different ones, {held_mib} \
+         MiB; let them lend more, add a donor, or raise --local-memory by {missing_mib} MiB"
+    )]
+    TooLittleForStripes {
+        /// The stripes.
+        layout: Layout,
+        /// Guest memory, MiB.
+        guest_mib: u64,
+        /// Local budget, MiB.
+        local_mib: u64,
+        /// Number of donors.
+        donors: usize,
+        /// Memory that they can hold, MiB.
         held_mib: u64,
         /// What is missing, MiB, rounded up.
         missing_mib: u64,

@@ -1,7 +1,7 @@
 //! Replicated memory: where its copies are, its part of the pager's transports, and what the links
 //! of its donors report.
 
-use super::{DonorAddress, FabricConfig, FabricError, FabricEvent, FabricObserver};
+use super::{DonorAddress, FabricConfig, FabricError, FabricEvent, FabricObserver, Redundancy};
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Loan, NodeId};
 use crate::link::LinkEvent;
 use crate::nodes::Nodes;
@@ -11,7 +11,8 @@ use crate::transport::PageTransport;
 use crate::transport::vacant::Vacant;
 use crate::view::VmMemory;
 use fabric_replicas::{
-    Copies, Loss, Placement, ReplicaEvent, ReplicaSet, ReplicatedTransport, Role, Traffic,
+    Copies, Layout, Loss, Placement, ReplicaEvent, ReplicaSet, ReplicatedTransport, Role,
+    StripePlacement, Traffic,
 };
 use std::collections::BTreeSet;
 use std::io;
@@ -48,49 +49,100 @@ pub(super) fn share(remote_bytes: u64, zones: &[u8], donor: usize) -> u64 {
     each(zones.len()).max(of_zone) * BLOCK_BYTES
 }
 
+/// The same for stripes on so many donors.
+pub(super) fn striped_share(remote_bytes: u64, layout: Layout, donors: usize) -> u64 {
+    let blocks = remote_bytes.div_ceil(BLOCK_BYTES).max(1);
+    let pieces = layout.pieces() as u64 * blocks;
+    // With more donors than pieces, the others have room for those of a lost one.
+    let others = (donors as u64 - 1).max(layout.pieces() as u64);
+    let slots = pieces.div_ceil(others).min(blocks);
+    (slots * piece_bytes(layout)).next_multiple_of(BLOCK_BYTES)
+}
+
+/// Returns the bytes of a piece of a block.
+fn piece_bytes(layout: Layout) -> u64 {
+    BLOCK_BYTES / layout.data() as u64
+}
+
+fn blocks_of(bytes: u64, block_bytes: u64) -> u32 {
+    u32::try_from(bytes / block_bytes).unwrap_or(u32::MAX)
+}
+
 /// Places two copies of so many bytes, or of as many as donors can hold that lend so much each. Returns
-/// the places, and the blocks that each donor lends.
+/// them, and the number of blocks with their primary copy at each donor.
 pub(super) fn place_at_most(
     wanted_bytes: u64,
     zones: &[u8],
     lent_bytes: impl Iterator<Item = u64>,
-) -> (Placement, Vec<u32>) {
-    let blocks = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
-    let slots = lent_bytes.map(|bytes| blocks(bytes / BLOCK_BYTES));
+) -> (Copies, Vec<u32>) {
+    let slots = lent_bytes.map(|bytes| blocks_of(bytes, BLOCK_BYTES));
     let slots: Vec<u32> = slots.collect();
-    let placement = Placement::new(&slots, zones, blocks(wanted_bytes.div_ceil(BLOCK_BYTES)));
-    (placement, slots)
+    let wanted = blocks_of(wanted_bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES);
+    let placement = Placement::new(&slots, zones, wanted);
+    let copies = Copies::new(&placement.blocks, &slots, &placement.used, zones);
+    (copies, placement.primaries)
 }
 
-/// Places two copies of the memory that has its home on donors, which lend so many bytes each.
+/// The same for stripes.
+fn place_stripes(
+    wanted_bytes: u64,
+    layout: Layout,
+    lent_bytes: impl Iterator<Item = u64>,
+) -> (Copies, Vec<u32>) {
+    let slots = lent_bytes.map(|bytes| blocks_of(bytes, piece_bytes(layout)));
+    let slots: Vec<u32> = slots.collect();
+    let wanted = blocks_of(wanted_bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES);
+    let placement = StripePlacement::new(&slots, layout, wanted);
+    let copies = Copies::striped(&placement.places, layout, &slots, &placement.used);
+    (copies, placement.primaries)
+}
+
+/// Places the memory that has its home on donors, which lend so many bytes each, in two copies or in
+/// stripes.
 pub(super) fn place(
     config: &FabricConfig,
     guest_bytes: u64,
     lent_bytes: impl Iterator<Item = u64>,
-) -> Result<(Placement, Vec<u32>), FabricError> {
+) -> Result<(Copies, Vec<u32>), FabricError> {
     let (guest_pages, local_pages) = (guest_bytes >> PAGE_SHIFT, config.local_bytes >> PAGE_SHIFT);
     let home_here = config.local_use.home_here(guest_pages, local_pages);
     let zones = zones_of(&config.donors);
     let wanted_bytes = (guest_pages - home_here) << PAGE_SHIFT;
-    let (placement, slots) = place_at_most(wanted_bytes, &zones, lent_bytes);
-    let held_bytes = placement.blocks.len() as u64 * BLOCK_BYTES;
+    let (copies, primaries) = match config.redundancy {
+        Redundancy::Stripes(layout) => place_stripes(wanted_bytes, layout, lent_bytes),
+        Redundancy::Copies | Redundancy::None => place_at_most(wanted_bytes, &zones, lent_bytes),
+    };
+    let held_bytes = u64::from(copies.blocks()) * BLOCK_BYTES;
     if config.local_bytes + held_bytes < guest_bytes {
         let missing = guest_bytes - config.local_bytes - held_bytes;
-        return Err(FabricError::TooLittleForReplicas {
-            guest_mib: guest_bytes >> 20,
-            local_mib: config.local_bytes >> 20,
-            donors: slots.len(),
-            held_mib: held_bytes >> 20,
-            missing_mib: missing.div_ceil(1 << 20),
+        let (guest_mib, local_mib) = (guest_bytes >> 20, config.local_bytes >> 20);
+        let (donors, held_mib) = (primaries.len(), held_bytes >> 20);
+        let missing_mib = missing.div_ceil(1 << 20);
+        return Err(match config.redundancy {
+            Redundancy::Stripes(layout) => FabricError::TooLittleForStripes {
+                layout,
+                guest_mib,
+                local_mib,
+                donors,
+                held_mib,
+                missing_mib,
+            },
+            Redundancy::Copies | Redundancy::None => FabricError::TooLittleForReplicas {
+                guest_mib,
+                local_mib,
+                donors,
+                held_mib,
+                missing_mib,
+            },
         });
     }
-    Ok((placement, slots))
+    Ok((copies, primaries))
 }
 
-/// Returns the loans for the home table: the primary places of each donor.
-pub(super) fn loans(placement: &Placement, nodes: &[NodeId]) -> Vec<Loan> {
+/// Returns the loans for the home table: the blocks with their primary places at each donor.
+pub(super) fn loans(primaries: &[u32], nodes: &[NodeId]) -> Vec<Loan> {
     let mut first_slot = 0;
-    let loans = nodes.iter().zip(&placement.primaries);
+    let loans = nodes.iter().zip(primaries);
     loans
         .map(|(&node, &blocks)| {
             let loan = Loan {
@@ -105,15 +157,7 @@ pub(super) fn loans(placement: &Placement, nodes: &[NodeId]) -> Vec<Loan> {
 }
 
 /// Creates the set of the donors of a VM.
-pub(super) fn set(
-    placement: &Placement,
-    slots: &[u32],
-    donors: &[DonorAddress],
-    nodes: &Nodes,
-    observer: &FabricObserver,
-) -> Arc<ReplicaSet> {
-    let zones = zones_of(donors);
-    let copies = Copies::new(&placement.blocks, slots, &placement.used, &zones);
+pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> Arc<ReplicaSet> {
     let copies = copies.with_joiners(nodes.joiners());
     let (all, observer) = (nodes.all().to_vec(), Arc::clone(observer));
     let report = move |event| {
@@ -225,6 +269,16 @@ mod tests {
         assert_eq!(alone(100 * MIB, 3), 100 * MIB);
         assert_eq!(alone(120 * MIB, 5), 60 * MIB);
         assert_eq!(alone(0, 2), BLOCK_BYTES);
+    }
+
+    #[test]
+    fn donors_are_asked_for_their_pieces_and_for_room_to_lose_one_where_there_are_more() {
+        let layout = "4+2".parse().expect("possible");
+        let share = |bytes, donors| striped_share(bytes, layout, donors);
+        assert_eq!(share(96 * MIB, 6), 24 * MIB);
+        assert_eq!(share(96 * MIB, 7), 24 * MIB, "six must hold all pieces");
+        assert_eq!(share(96 * MIB, 9), 18 * MIB);
+        assert_eq!(share(0, 6), BLOCK_BYTES);
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl FabricConfig {
         match self.seal {
             Sealing::On => true,
             Sealing::Off => false,
-            Sealing::Auto if self.replicated => {
+            Sealing::Auto if self.redundancy.is_some() => {
                 let mut donors = self.donors.iter();
                 donors.any(|donor| is_elsewhere(donor.address))
             }
@@ -204,6 +204,18 @@ impl Judge for LinkJudge {
             (None, Some((_, node))) => node,
             (None, None) => self.nodes.node_at(self.link),
         };
+        let striped = self.replicas.as_ref();
+        let striped = striped.and_then(|set| set.copies().layout());
+        if let Some(layout) = striped {
+            // A bad piece does not show which one it is.
+            let reason = format!(
+                "{page} was received twice with other bytes than were written back last: one of the \
+                 donors with its {} pieces, its memory or the network to it changed them",
+                layout.pieces()
+            );
+            (self.observer)(FabricEvent::Failed(reason));
+            return Verdict::Lost;
+        }
         let reason = format!(
             "{page} was received twice with other bytes than were written back last: the donor, its \
              memory or the network to it changed them"
@@ -223,6 +235,7 @@ impl Judge for LinkJudge {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::Redundancy;
     use crate::support::config;
 
     #[test]
@@ -241,7 +254,7 @@ mod tests {
             assert_eq!(found, wanted, "{seal:?}");
         }
         config.seal = Sealing::Auto;
-        config.replicated = true;
+        config.redundancy = Redundancy::Copies;
         assert!(config.seals(Some(near)), "a copy is at the other donor");
         assert!(!config.leaves_unsealed(far));
         config.donors.retain(|donor| donor.address == near);

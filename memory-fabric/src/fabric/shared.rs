@@ -6,7 +6,7 @@ use super::replicas;
 use super::sealing::Sealer;
 use super::shares::LeasingNode;
 use super::sources::Sources;
-use super::{Fabric, FabricConfig, FabricError, FabricObserver};
+use super::{Fabric, FabricConfig, FabricError, FabricObserver, Redundancy};
 use crate::compute::DonorDepot;
 use crate::guest_memory::GuestMemory;
 use crate::homes::{BLOCK_BYTES, HomeTable, LocalNode, LocalUse, Plan};
@@ -104,13 +104,12 @@ impl Fabric {
         let donors = &config.nodes.donors[..lent.len()];
         let mut nodes = Nodes::new(donors, &[]);
         let mut replicas = None;
-        if config.replicated {
+        if config.redundancy == Redundancy::Copies {
             nodes = Nodes::replicated(donors, &[]);
             let zones = replicas::zones_of(&config.donors);
             let lent = lent.iter().map(|lent| lent.1);
-            let (placement, slots) = replicas::place_at_most(wanted_bytes, &zones, lent);
-            let asked = &config.donors;
-            replicas = Some(replicas::set(&placement, &slots, asked, &nodes, observer));
+            let (copies, _) = replicas::place_at_most(wanted_bytes, &zones, lent);
+            replicas = Some(replicas::set(copies, &nodes, observer));
         }
         // The pager has no part in this memory: for it, all of it is here.
         let homes = HomeTable::new(local, &config.ram, None).with_links(nodes.all());

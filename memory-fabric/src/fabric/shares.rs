@@ -2,7 +2,9 @@
 //! lease that the primary obtained comes to its node.
 
 use super::sources::lease;
-use super::{Compression, FabricConfig, FabricError, OnLostMemory, SPIN_DEFAULT, Sealing};
+use super::{
+    Compression, FabricConfig, FabricError, OnLostMemory, Redundancy, SPIN_DEFAULT, Sealing,
+};
 use crate::homes::{BLOCK_BYTES, LocalNode, LocalUse, NodeId, NodeIds};
 use crate::link::{Leased, LinkConfig};
 use crate::page::{PAGE_SHIFT, PageIndex, PageRange};
@@ -236,7 +238,7 @@ impl LeasingNode {
                     bytes: Some(lease.grant.bytes),
                 })
                 .collect(),
-            replicated: false,
+            redundancy: Redundancy::None,
             transport: TransportKind::Tcp,
             rdma: std::sync::Arc::default(),
             credentials: None,

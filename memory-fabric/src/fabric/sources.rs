@@ -2,7 +2,7 @@
 
 use super::{
     DonorAddress, FabricConfig, FabricError, FabricEvent, FabricObserver, LOOPBACK_LEASE,
-    TransportKind, replicas,
+    Redundancy, TransportKind, replicas,
 };
 use crate::control::ControlError;
 use crate::donor::pool::Pool;
@@ -72,10 +72,13 @@ pub(super) fn lease(
     for (at, (&node, donor)) in config.nodes.donors.iter().zip(&config.donors).enumerate() {
         // Whole blocks: the unit of homes.
         let blocks = missing.div_ceil(BLOCK_BYTES).div_ceil(donors_left.max(1));
-        let share = if config.replicated {
-            replicas::share((guest_pages - home_here) << PAGE_SHIFT, &zones, at)
-        } else {
-            blocks.max(1) * BLOCK_BYTES
+        let remote_bytes = (guest_pages - home_here) << PAGE_SHIFT;
+        let share = match config.redundancy {
+            Redundancy::None => blocks.max(1) * BLOCK_BYTES,
+            Redundancy::Copies => replicas::share(remote_bytes, &zones, at),
+            Redundancy::Stripes(layout) => {
+                replicas::striped_share(remote_bytes, layout, zones.len())
+            }
         };
         donors_left -= 1;
         let leased = obtain(

@@ -6,6 +6,7 @@ use crate::link::path::PathStats;
 use crate::policy::Tier;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Whether a donor holds memory of the VM.
@@ -34,9 +35,9 @@ pub struct DonorPlacement {
     pub link: Option<(Tier, Duration)>,
     /// Bytes that it lends to the VM.
     pub lent_bytes: u64,
-    /// Of these, bytes of which it is the home, or has the copy that is read first.
+    /// Of these, bytes of which it is the home, or has the copy that is read first, or pieces of data.
     pub home_bytes: u64,
-    /// Of these, bytes of which it has the other copy.
+    /// Of these, bytes of which it has the other copy, or pieces of parity.
     pub copy_bytes: u64,
     /// Of these, bytes for which it has room.
     pub free_bytes: u64,
@@ -65,7 +66,7 @@ impl FabricView {
             .collect();
         let held = match counted {
             Some(counted) => {
-                let mut pairs: BTreeMap<[u8; 2], u64> = BTreeMap::new();
+                let mut pairs: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
                 for (mut pair, blocks) in counted {
                     pair.sort_unstable();
                     *pairs.entry(pair).or_default() += u64::from(blocks) * BLOCK_BYTES;
@@ -73,7 +74,7 @@ impl FabricView {
                 let node = |link: u8| self.vm.nodes.node_at(link.into());
                 let named = pairs.into_iter();
                 named
-                    .map(|(pair, bytes)| (pair.map(node).to_vec(), bytes))
+                    .map(|(pair, bytes)| (pair.into_iter().map(node).collect(), bytes))
                     .collect()
             }
             None => {
@@ -86,21 +87,31 @@ impl FabricView {
         PlacementSummary { donors, held }
     }
 
-    /// Returns a donor's part. `counted` has the blocks by the donors of their two copies.
+    /// Returns a donor's part. `counted` has the blocks by the donors of their copies, or pieces.
     fn donor_at(
         &self,
         link: usize,
         lent_by: &LentBy,
-        counted: Option<&BTreeMap<[u8; 2], u32>>,
+        counted: Option<&BTreeMap<Vec<u8>, u32>>,
     ) -> DonorPlacement {
         let number = u8::try_from(link).expect("a few links");
-        let counted_at = |at: usize| {
+        let needed = self
+            .vm
+            .replicas
+            .as_ref()
+            .map_or(1, |set| set.copies().needed());
+        let copy_bytes = BLOCK_BYTES / needed as u64;
+        let counted_from = |at: Range<usize>| {
             let all = counted?.iter();
-            let there = all.filter(|(donors, _)| donors[at] == number);
+            let there = all.filter(|(donors, _)| {
+                let mut named = donors.iter().take(at.end).skip(at.start);
+                named.any(|donor| *donor == number)
+            });
             let blocks = there.map(|(_, &blocks)| u64::from(blocks));
-            Some(blocks.sum::<u64>() * BLOCK_BYTES)
+            Some(blocks.sum::<u64>() * copy_bytes)
         };
-        let home_bytes = counted_at(0).unwrap_or_else(|| self.homes_at(link, lent_by));
+        let home_bytes = counted_from(0..needed);
+        let home_bytes = home_bytes.unwrap_or_else(|| self.homes_at(link, lent_by));
         let id = self.vm.nodes.node_at(link);
         let lost = self.pager().is_some_and(|pager| pager.losses.is_lost(link));
         let is_down = lent_by.link.as_ref();
@@ -118,12 +129,12 @@ impl FabricView {
             link: path.map(|path: &PathStats| (path.tier(), path.latency_estimate())),
             lent_bytes: lent_by.lent_bytes,
             home_bytes,
-            copy_bytes: counted_at(1).unwrap_or(0),
+            copy_bytes: counted_from(needed..usize::MAX).unwrap_or(0),
             free_bytes: lent_by.lent_bytes.saturating_sub(home_bytes),
         };
         if let Some(set) = &self.vm.replicas {
             let copies = set.copies();
-            found.free_bytes = u64::from(copies.room_at(number)) * BLOCK_BYTES;
+            found.free_bytes = u64::from(copies.room_at(number)) * copy_bytes;
             found.usage = match (copies.has_left(number), copies.is_out(number)) {
                 (true, _) => DonorUse::Left,
                 (false, true) => DonorUse::Out,

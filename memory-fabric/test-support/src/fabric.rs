@@ -5,7 +5,7 @@ use fabric_transport::rdma::DeviceChoice;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricError, FabricEvent, FabricObserver,
-    LocalUse, OnLostMemory, Sealing, TransportKind,
+    LocalUse, OnLostMemory, Redundancy, Sealing, TransportKind,
 };
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::io::{Read as _, Write as _};
@@ -127,7 +127,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
                 bytes: None,
             })
             .collect(),
-        replicated: false,
+        redundancy: Redundancy::None,
         transport: TransportKind::Tcp,
         rdma: Arc::default(),
         credentials: None,

@@ -29,5 +29,6 @@ mod race;
 mod race_ahead;
 mod replicas;
 mod sealed;
+mod stripes;
 mod tls;
 mod udp;

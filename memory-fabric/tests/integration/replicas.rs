@@ -3,7 +3,7 @@
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::*;
-use memory_fabric::fabric::{FabricConfig, FabricEvent, TransportKind};
+use memory_fabric::fabric::{FabricConfig, FabricEvent, Redundancy, TransportKind};
 use memory_fabric::link::LinkEvent;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -16,7 +16,7 @@ const WRITERS: usize = 4;
 
 pub(super) fn replicated(donors: &[SocketAddr]) -> FabricConfig {
     let mut config = config(GUEST, LOCAL, donors);
-    config.replicated = true;
+    config.redundancy = Redundancy::Copies;
     config.checksum = true;
     config
 }

@@ -3,7 +3,7 @@
 
 use fabric_test_support::hostile::{Forgery, Hostile, Slab};
 use fabric_test_support::*;
-use memory_fabric::fabric::{Compression, FabricConfig, FabricEvent, Sealing};
+use memory_fabric::fabric::{Compression, FabricConfig, FabricEvent, Redundancy, Sealing};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::PAGE_SIZE;
 use std::net::SocketAddr;
@@ -178,7 +178,7 @@ fn a_hostile_donor_of_two_goes_out_of_use_and_the_guest_continues() {
     let near = Hostile::new(second.address(), Slab::new());
     let far = Hostile::new(near.address, Slab::new());
     let mut config = sealed(&[hostile.address, far.address]);
-    config.replicated = true;
+    config.redundancy = Redundancy::Copies;
     let running = start(&config);
     let words = Words::of(&running.fabric);
     fill(words, 1);

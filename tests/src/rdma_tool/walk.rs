@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use fabric_homes::{CACHE_PAGES_MIN, NodeIds};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
-    OnLostMemory, SPIN_DEFAULT, Sealing, TransportKind,
+    OnLostMemory, Redundancy, SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::LinkEvent;
@@ -67,7 +67,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
             bytes: Some(bytes),
             fingerprint: None,
         }],
-        replicated: false,
+        redundancy: Redundancy::None,
         transport,
         rdma: Arc::default(),
         credentials: None,

@@ -189,6 +189,7 @@ pub fn status() -> VmStatus {
             resident_bytes: 130 << 20,
             huge_bytes: Some(2 << 20),
             replicas: Some(ReplicasUsed {
+                stripes: None,
                 bytes: 192 << 20,
                 degraded_bytes: 48 << 20,
                 in_one_zone_bytes: 8 << 20,

@@ -13,6 +13,7 @@ use ssi_hv::config::name::VmName;
 use ssi_hv::config::net::NetArg;
 use ssi_hv::config::node_arg::NodeArg;
 use ssi_hv::config::rdma::RdmaArg;
+use ssi_hv::config::redundancy::StripesArg;
 use ssi_hv::config::vsock::VsockArg;
 use ssi_hv::config::{
     DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,
@@ -172,6 +173,11 @@ pub(super) struct RunArgs {
         hide_default_value = true
     )]
     replicas: u32,
+
+    /// Each page in K pieces of data and M of parity, on K+M donors, of which M may be lost: K is 2, 4
+    /// or 8, M 1 or 2. Hidden: docs/redundancy.md says what it costs
+    #[arg(long, value_name = "K+M", hide = true)]
+    redundancy: Option<StripesArg>,
 
     /// HOST:PORT,cpus=N[,memory=SIZE]...; repeatable
     #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
@@ -403,6 +409,7 @@ impl RunArgs {
             local_memory: self.local_memory,
             donors: self.donors,
             replicas: self.replicas,
+            redundancy: self.redundancy,
             nodes: self.nodes,
             cluster: self.cluster,
             transport: self.transport,

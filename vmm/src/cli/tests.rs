@@ -55,8 +55,8 @@ fn every_wrong_command_line_gets_one_line() {
 #[test]
 fn what_is_planned_says_so_and_what_is_there_instead() {
     for (arguments, start) in [
-        ("run --redundancy 4+2", "run --redundancy is not there yet"),
-        ("run --redundancy=4+2", "run --redundancy is not there yet"),
+        ("run --rebalance on", "run --rebalance is not there yet"),
+        ("run --rebalance=on", "run --rebalance is not there yet"),
     ] {
         let message = usage_error(arguments);
         assert!(message.starts_with(start), "{arguments}: {message}");

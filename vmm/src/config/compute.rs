@@ -334,7 +334,7 @@ mod tests {
             run.donors.push(other.parse().expect("a donor"));
         };
         let run = with(Some(64), "127.0.0.1:1,memory=128M", twice).expect("two copies of 128 MiB");
-        assert!(run.replicated);
+        assert_eq!(run.redundancy, memory_fabric::fabric::Redundancy::Copies);
         let text = refused(Some(64), "127.0.0.1:1,memory=126M", twice);
         assert!(
             text.contains("the 190 MiB") && text.contains("lend, donors in two copies;"),

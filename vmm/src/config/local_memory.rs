@@ -1,9 +1,10 @@
 //! How much of a guest's memory is local.
 
 use memory_fabric::BLOCK_BYTES;
-use memory_fabric::fabric::{TransportKind, replicated_blocks};
+use memory_fabric::fabric::{Layout, TransportKind, replicated_blocks, striped_blocks};
 
 use super::LOCAL_MEMORY_MIN;
+use super::redundancy::RedundancyError;
 use super::settings::RunSettings;
 use super::validation::{ValidationError, check_size};
 use crate::size::ByteSize;
@@ -50,12 +51,19 @@ impl RunSettings {
                     && self.nodes.is_empty()
                     && local.saturating_add(lent) < memory =>
             {
-                if self.replicas > 1 {
-                    return Err(ValidationError::DonorsTooSmallForReplicas {
+                if self.redundancy_flag().is_some() {
+                    let what = match self.redundancy {
+                        Some(_) => "all pieces",
+                        None => "two copies",
+                    };
+                    let held = lent;
+                    let error = RedundancyError::DonorsTooSmall {
                         memory,
                         local,
-                        held: lent,
-                    });
+                        held,
+                        what,
+                    };
+                    return Err(error.into());
                 }
                 Err(ValidationError::DonorsTooSmall {
                     memory,
@@ -72,15 +80,20 @@ impl RunSettings {
     pub(super) fn memory_asked_of_donors(&self) -> Option<ByteSize> {
         let asked: Option<Vec<ByteSize>> = self.donors.iter().map(|donor| donor.memory).collect();
         let asked = asked?;
-        if self.replicas == 1 {
+        if self.redundancy_flag().is_none() {
             let sum = |sum: ByteSize, memory: ByteSize| sum.saturating_add(memory);
             return Some(asked.into_iter().fold(ByteSize::ZERO, sum));
         }
-        let blocks = asked
+        let layout = self.redundancy.map(|stripes| stripes.0);
+        let slot_bytes = BLOCK_BYTES / layout.map_or(1, Layout::data) as u64;
+        let slots = asked
             .iter()
-            .map(|memory| u32::try_from(memory.bytes() / BLOCK_BYTES).unwrap_or(u32::MAX));
-        let blocks: Vec<u32> = blocks.collect();
-        let held = u64::from(replicated_blocks(&blocks));
-        Some(ByteSize::from_bytes(held * BLOCK_BYTES))
+            .map(|memory| u32::try_from(memory.bytes() / slot_bytes).unwrap_or(u32::MAX));
+        let slots: Vec<u32> = slots.collect();
+        let held = match layout {
+            Some(layout) => striped_blocks(&slots, layout),
+            None => replicated_blocks(&slots),
+        };
+        Some(ByteSize::from_bytes(u64::from(held) * BLOCK_BYTES))
     }
 }

@@ -23,6 +23,7 @@ mod privileges;
 mod protection;
 pub mod rate;
 pub mod rdma;
+pub mod redundancy;
 mod run;
 mod sealing;
 mod settings;

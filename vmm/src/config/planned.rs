@@ -22,8 +22,8 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 /// Planned flags.
 const FLAGS: [Planned; 1] = [planned(
     "run",
-    "--redundancy",
-    "`--replicas 2` keeps two copies of each page",
+    "--rebalance",
+    "`ssi-hv drain VM --node N --to HOST:PORT` moves the memory of a donor to a new one",
 )];
 
 /// Returns the planned flag of this name, with its dashes, of `command`.

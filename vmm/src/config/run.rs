@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use devices::virtio::MEM_BLOCK_BYTES;
 use fabric_identity::Name;
-use memory_fabric::fabric::{Compression, Fingerprint, OnLostMemory, Sealing, TransportKind};
+use memory_fabric::fabric::{
+    Compression, Fingerprint, OnLostMemory, Redundancy, Sealing, TransportKind,
+};
 use memory_fabric::rdma::{DeviceChoice, Settings};
 use ssi_hv_sandbox::Privileges;
 
@@ -27,7 +29,7 @@ use super::validation::{
 use super::vsock::VsockArg;
 use super::{
     CPUS_MAX, DONOR_GRACE_SECONDS_MAX, DONORS_MAX, GUEST_MEMORY_MAX, GUEST_MEMORY_MIN,
-    PAGE_SIZE_BYTES, REPLICAS_MAX, TIMEOUT_SECONDS_MAX,
+    PAGE_SIZE_BYTES, TIMEOUT_SECONDS_MAX,
 };
 use crate::machine::{
     Irqchip, TSC_KHZ_FOR_LPJ_MAX, VIRTIO_DEVICES_MAX, command_line, node_parameters,
@@ -100,8 +102,8 @@ pub struct RunConfig {
     pub local_memory: ByteSize,
     /// The donors, no two with the same address.
     pub donors: Vec<ResolvedDonor>,
-    /// Whether each page on a donor has a copy on another one.
-    pub replicated: bool,
+    /// What makes up for the loss of a donor.
+    pub redundancy: Redundancy,
     /// The nodes that run vCPUs, the last ones of the guest, in their order.
     pub nodes: Vec<ComputeNode>,
     /// How pages travel.
@@ -205,7 +207,7 @@ impl RunSettings {
         if matches!(self.transport, TransportKind::Rdma | TransportKind::Hybrid) && self.checksum {
             return Err(ValidationError::RdmaWithChecksum);
         }
-        self.check_replicas()?;
+        let redundancy = self.checked_redundancy()?;
         self.check_on_lost_memory()?;
         self.check_devices()?;
         let nodes = self.resolved_nodes()?;
@@ -241,7 +243,7 @@ impl RunSettings {
             on_reboot: self.on_reboot,
             local_memory,
             donors,
-            replicated: self.replicas == REPLICAS_MAX,
+            redundancy,
             nodes,
             transport: self.transport,
             rdma: self.checked_rdma()?,
@@ -302,36 +304,6 @@ impl RunSettings {
         Ok(())
     }
 
-    /// Copies are on different donors, and those of memory that is there from the start.
-    fn check_replicas(&self) -> Result<(), ValidationError> {
-        check_range("--replicas", self.replicas, 1, REPLICAS_MAX)?;
-        if self.replicas == 1 {
-            let zones = self.donors.iter();
-            let mut zones = zones.filter_map(|donor| Some((donor, donor.zone.clone()?)));
-            return match zones.next() {
-                Some((donor, zone)) => {
-                    let address = donor.address.clone();
-                    Err(ValidationError::ZoneWithoutReplicas(address, zone))
-                }
-                None => Ok(()),
-            };
-        }
-        let replicas = self.replicas;
-        let count = self.donors.len();
-        if count < replicas as usize {
-            return Err(ValidationError::TooFewForReplicas { replicas, count });
-        }
-        let given = [
-            (self.hotplug_memory.is_some(), "--hotplug-memory"),
-            // Each NUMA node is the memory of one donor.
-            (self.numa == Numa::Expose, "--numa expose"),
-        ];
-        match given.into_iter().find(|(is_given, _)| *is_given) {
-            Some((_, flag)) => Err(ValidationError::NotWithReplicas { replicas, flag }),
-            None => Ok(()),
-        }
-    }
-
     /// Memory of donors moves where the guest does not see them, and this host has all vCPUs.
     fn checked_drain_failing(&self) -> Result<bool, ValidationError> {
         let is_on = self.drain_failing == Switch::On;
@@ -352,12 +324,9 @@ impl RunSettings {
 
     /// Pages are poisoned where this host has all vCPUs, and donors the only copies.
     fn check_on_lost_memory(&self) -> Result<(), ValidationError> {
-        let given = [
-            (self.replicas > 1, "--replicas 2"),
-            (!self.nodes.is_empty(), "--node"),
-        ];
-        match given.into_iter().find(|(is_given, _)| *is_given) {
-            Some((_, flag)) if self.on_lost_memory == OnLostMemory::Poison => {
+        let node = (!self.nodes.is_empty()).then_some("--node");
+        match self.redundancy_flag().or(node) {
+            Some(flag) if self.on_lost_memory == OnLostMemory::Poison => {
                 Err(ValidationError::NotWithPoison(flag))
             }
             _ => Ok(()),

@@ -13,6 +13,7 @@ use super::name::VmName;
 use super::net::NetArg;
 use super::node_arg::NodeArg;
 use super::rdma::RdmaArg;
+use super::redundancy::StripesArg;
 use super::vsock::VsockArg;
 use super::{DEFAULT_DONOR_GRACE_SECONDS, DEFAULT_MEMORY};
 use crate::machine::Irqchip;
@@ -90,6 +91,9 @@ pub struct RunSettings {
     pub donors: Vec<Donor>,
     /// Copies of each page on donors, each on another one: 1 or 2
     pub replicas: u32,
+    /// Each page in pieces on donors, K of data and M of parity, of which M may be lost: K+M
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub redundancy: Option<StripesArg>,
     /// A node that runs vCPUs, HOST:PORT,cpus=N; repeatable
     #[serde(rename = "node", skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeArg>,
@@ -188,6 +192,7 @@ impl Default for RunSettings {
             local_memory: None,
             donors: Vec::new(),
             replicas: 1,
+            redundancy: None,
             nodes: Vec::new(),
             cluster: None,
             transport: TransportKind::Auto,

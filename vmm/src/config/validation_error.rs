@@ -11,6 +11,7 @@ use super::cpu_list::CpuList;
 use super::node_arg::NODES_MAX;
 use super::policy::PolicyError;
 use super::privileges::PrivilegesError;
+use super::redundancy::RedundancyError;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
 use crate::size::ByteSize;
@@ -296,26 +297,9 @@ pub enum ValidationError {
         /// Sum of the requested loans.
         lent: ByteSize,
     },
-    /// Copies on different donors need as many donors.
-    #[error(
-        "--replicas {replicas} needs {replicas} donors, each for one copy of a page; the number given is {count}; add --donor, or remove --replicas"
-    )]
-    TooFewForReplicas {
-        /// Number of copies.
-        replicas: u32,
-        /// Number of donors.
-        count: usize,
-    },
-    /// Something has one copy.
-    #[error(
-        "--replicas {replicas} is for memory that is there from the start and that the guest sees as one; remove {flag}, or --replicas"
-    )]
-    NotWithReplicas {
-        /// Number of copies.
-        replicas: u32,
-        /// What was given beside it.
-        flag: &'static str,
-    },
+    /// Memory on donors cannot have that redundancy.
+    #[error(transparent)]
+    Redundancy(#[from] RedundancyError),
     /// A flag has no meaning with `--on-lost-memory poison`, or is not supported with it.
     #[error(
         "--on-lost-memory poison is for memory with one copy and vCPUs on one host; remove {0}, or use --on-lost-memory end"
@@ -324,21 +308,6 @@ pub enum ValidationError {
     /// `--drain-failing on` where no donor can be drained: what to do about it.
     #[error("--drain-failing on needs donors that can be drained; {0}, or remove that")]
     DrainFailing(&'static str),
-    /// A zone where there is one copy.
-    #[error("donor {0} has zone={1}, which only two copies use; add --replicas 2, or remove zone=")]
-    ZoneWithoutReplicas(HostPort, Name),
-    /// The donors are asked for less than two copies need.
-    #[error(
-        "the guest's {memory} is more than --local-memory {local} and the {held} of which the donors can hold two copies, on different ones, with what they are asked for; raise their memory= or --local-memory, or lower --memory"
-    )]
-    DonorsTooSmallForReplicas {
-        /// The guest's memory.
-        memory: ByteSize,
-        /// Local memory.
-        local: ByteSize,
-        /// Memory of which the donors can hold two copies.
-        held: ByteSize,
-    },
     /// Sealed pages do not shrink.
     #[error(
         "--compression on has no effect on sealed pages, which do not shrink, and pages for donors on other hosts are sealed; remove it, or add --seal off"

@@ -331,6 +331,7 @@ fn refusal(error: &DrainError) -> Refusal {
         DrainError::Empty(_)
         | DrainError::Added { .. }
         | DrainError::Exposed
+        | DrainError::Striped(_)
         | DrainError::NotSealed(_)
         | DrainError::Out(_) => RefusalCode::State,
     };
@@ -418,6 +419,7 @@ mod tests {
         assert_eq!(code(no_room), RefusalCode::Donor);
         for state in [
             DrainError::Exposed,
+            DrainError::Striped(NodeId(1)),
             DrainError::NotSealed(([10, 0, 0, 1], 7000).into()),
             DrainError::Out(NodeId(1)),
         ] {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use devices::virtio::MEM_BLOCK_BYTES;
-use memory_fabric::fabric::DonorAddress;
+use memory_fabric::fabric::{DonorAddress, Redundancy};
 use ssi_hv_sandbox::Privileges;
 
 use super::hotplug::{HotplugMemory, refusal};
@@ -85,7 +85,11 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         let text = "a donor that joins is asked for what is missing; omit memory=";
         return Err(malformed(text.to_owned()));
     }
-    if let Some(zone) = donor.zone.as_ref().filter(|_| !config.replicated) {
+    if let Some(zone) = donor
+        .zone
+        .as_ref()
+        .filter(|_| config.redundancy != Redundancy::Copies)
+    {
         let address = &donor.address;
         return Err(malformed(format!(
             "donor {address} has zone={zone}, which only two copies use; omit zone="

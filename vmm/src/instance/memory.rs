@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric_identity::{Role, SharedCredentials};
 use memory_fabric::NodeIds;
 use memory_fabric::fabric::{
-    DonorAddress, DonorShares, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary,
+    DonorAddress, DonorShares, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, Redundancy,
     SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
@@ -64,8 +64,12 @@ pub fn fabric_config(
             Numa::Expose => LocalUse::Home,
         },
         donors,
-        replicated: config.replicated,
-        transport: config.transport,
+        redundancy: config.redundancy,
+        transport: match (config.redundancy, config.transport) {
+            // Adapters read and write whole pages.
+            (Redundancy::Stripes(_), TransportKind::Auto) => TransportKind::Tcp,
+            (_, transport) => transport,
+        },
         rdma: Arc::new(config.rdma.clone()),
         credentials: credentials(config)?,
         checksum: config.checksum,
@@ -135,7 +139,7 @@ pub fn donor_shares(config: &RunConfig, fabric: &FabricConfig) -> Option<DonorSh
     let lent = config.nodes.iter().map(|node| node.memory.bytes());
     let lent = std::iter::once(here).chain(lent).collect();
     let is_divided = fabric.credentials.is_none()
-        && !fabric.replicated
+        && fabric.redundancy == Redundancy::None
         && fabric.transport != TransportKind::Rdma;
     Some(DonorShares::new(fabric.clone(), lent, is_divided))
 }

@@ -120,7 +120,7 @@ fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
         local,
         by_nodes,
         by_donors,
-        in_copies: match config.replicated {
+        in_copies: match config.redundancy.is_some() {
             true => " in two copies",
             false => "",
         },

@@ -166,6 +166,7 @@ pub fn memory(view: &FabricView, count_huge: bool, machine_checks: u64) -> Memor
         huge_bytes: if count_huge { huge_bytes() } else { None },
         replicas: view.replicas().map(|replicas| ReplicasUsed {
             bytes: replicas.bytes,
+            stripes: replicas.layout.map(|layout| layout.to_string()),
             degraded_bytes: replicas.degraded_bytes,
             in_one_zone_bytes: replicas.in_one_zone_bytes,
             repaired_bytes: replicas.repaired_bytes,

@@ -17,7 +17,10 @@ pub fn placement(booted: &BootedVm) -> PlacementStatus {
     };
     let replicas = view.replicas();
     PlacementStatus {
-        copies: if replicas.is_some() { 2 } else { 1 },
+        copies: match &replicas {
+            Some(all) if all.layout.is_none() => 2,
+            _ => 1,
+        },
         home_here_bytes: home_here_pages << PAGE_SHIFT,
         donors: found.donors.iter().map(donor).collect(),
         held: found

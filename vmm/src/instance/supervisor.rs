@@ -320,10 +320,10 @@ impl Supervisor {
             FabricEvent::Poisoned(lost) => self.memory_lost(&lost),
             FabricEvent::Degraded { node, reason } => self.note(format!(
                 "donor {node} is not used any more: {reason}; the guest continues with the other \
-                 copies, and some memory has one copy only until it is restored"
+                 copies or pieces, and some memory has fewer of them until they are restored"
             )),
             FabricEvent::Repaired => {
-                tracing::info!("all memory on donors has two copies again");
+                tracing::info!("all memory on donors has all its copies or pieces again");
             }
             FabricEvent::Drained(drain) => {
                 match drain.state {

@@ -67,7 +67,8 @@ pub fn vm(status: &VmStatus) -> String {
         size(memory.resident_bytes)
     ));
     if let Some(replicas) = &memory.replicas {
-        line(format!("copies     {}", copies(replicas)));
+        let name = replicas.stripes.as_ref().map_or("copies ", |_| "stripes");
+        line(format!("{name}    {}", copies(replicas)));
         if replicas.in_one_zone_bytes > 0 {
             let bytes = size(replicas.in_one_zone_bytes);
             line(format!("           {bytes} have both copies in one zone"));
@@ -167,8 +168,12 @@ const CPU_LIST_CHARS_MAX: usize = 30;
 
 /// Describes how much memory on donors has two copies.
 fn copies(replicas: &ReplicasUsed) -> String {
+    let lacking = match &replicas.stripes {
+        Some(stripes) => format!("lack pieces of {stripes}"),
+        None => "have one copy".to_owned(),
+    };
     format!(
-        "{}: {} of {} have one copy; {} restored; {} out",
+        "{}: {} of {} {lacking}; {} restored; {} out",
         replicas.state(),
         size(replicas.degraded_bytes),
         size(replicas.bytes),

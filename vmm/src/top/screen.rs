@@ -254,7 +254,10 @@ impl View {
         });
         let copies = memory.replicas.as_ref();
         let copies = copies.map_or(String::new(), |replicas| match replicas.degraded_bytes {
-            0 => "; two copies".to_owned(),
+            0 => match &replicas.stripes {
+                Some(stripes) => format!("; stripes of {stripes}"),
+                None => "; two copies".to_owned(),
+            },
             bytes => format!("; degraded: {}", size(bytes)),
         });
         let drain = memory.drain.as_ref();

@@ -190,7 +190,7 @@ fn the_cause_of_an_error_is_on_the_same_line() {
 
 #[test]
 fn what_is_planned_says_so() {
-    let line = refused(&["run", "--redundancy", "4+2"], ExitCode::Usage);
+    let line = refused(&["run", "--rebalance", "on"], ExitCode::Usage);
     assert!(line.contains("is not there yet in this build; "), "{line}");
 }
 

@@ -98,6 +98,58 @@ fn a_guest_survives_the_loss_of_one_donor_and_ends_with_that_of_both() {
     assert_eq!(vm.code(), Some(ExitCode::DonorLost.code().into()));
 }
 
+#[test]
+fn a_guest_with_stripes_survives_the_loss_of_two_of_six_donors_at_once() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let mut flags = vec![
+        "--name",
+        "doubled",
+        "--redundancy",
+        "4+2",
+        "--donor-grace",
+        "1",
+    ];
+    let nodes: Vec<_> = (0..6).map(|_| node(&place, &[])).collect();
+    for (_, address) in &nodes {
+        flags.extend(["--donor", address]);
+    }
+    let mut vm = vm_with(&place, tiny_guests::talk_and_walk::code(), &flags);
+    read_round(&mut vm, 1);
+    let whole = wait_for(&place, "/memory/replicas/degraded_bytes", 0);
+    assert_eq!(whole["memory"]["replicas"]["stripes"], "4+2", "{whole}");
+    let text = place.printed(&["status", "doubled"]);
+    assert!(text.contains("stripes    whole: "), "{text}");
+    let drained = place.failed(&["drain", "doubled", "--node", "1"], ExitCode::HostError);
+    assert!(drained.contains("pieces of stripes"), "{drained}");
+
+    let mut nodes: Vec<_> = nodes.into_iter().map(|(node, _)| Some(node)).collect();
+    let (first, third) = (nodes[0].take(), nodes[2].take());
+    std::thread::scope(|scope| {
+        for node in [first, third] {
+            let node = node.expect("six nodes");
+            scope.spawn(move || assert_eq!(node.end(libc::SIGKILL), None));
+        }
+    });
+    for round in 2..5 {
+        read_round(&mut vm, round);
+    }
+    let degraded = wait_for(&place, "/memory/replicas/losses", 2);
+    assert_eq!(degraded["state"], "running", "{degraded}");
+    let out = &degraded["memory"]["replicas"]["out"];
+    assert_eq!(*out, serde_json::json!([1, 3]));
+    let text = place.printed(&["status", "doubled"]);
+    assert!(text.contains("stripes    degraded: "), "{text}");
+
+    let second = nodes[1].take().expect("six nodes");
+    assert_eq!(second.end(libc::SIGKILL), None);
+    let mut rest = Vec::new();
+    vm.console.read_to_end(&mut rest).expect("a pipe");
+    assert_eq!(vm.code(), Some(ExitCode::DonorLost.code().into()));
+}
+
 /// Without zones, the first and the third of four donors that lend the same hold both copies of
 /// blocks.
 #[test]

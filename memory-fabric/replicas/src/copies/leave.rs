@@ -22,6 +22,8 @@ pub enum LeaveError {
     Out,
     /// Another one leaves.
     Leaving(u8),
+    /// It holds pieces of stripes, which do not move.
+    Striped,
     /// There is too little room on donors without the other copy of a block.
     NoRoom {
         /// Blocks that it holds.
@@ -81,6 +83,9 @@ impl Copies {
     ///
     /// See [`LeaveError`]. Nothing has changed then.
     pub fn leave_for(&self, donor: u8, targets: u64) -> Result<u32, LeaveError> {
+        if self.width > 2 {
+            return Err(LeaveError::Striped);
+        }
         let mut ledger = self.lock();
         if let Some(leaving) = &ledger.leaving {
             return Err(LeaveError::Leaving(leaving.donor));
@@ -254,8 +259,9 @@ impl Copies {
                 self.free_place(ledger, other.place.donor)
             }
         };
-        let own = self.of(next.block).into_iter();
-        let own = own.filter(|copy| copy.place.donor == donor);
+        let copies = self.of(next.block);
+        let at = copies.iter().position(|copy| copy.place.donor == donor)?;
+        let own = copies.into_iter().filter(|copy| copy.place.donor == donor);
         // The donor that leaves may be slow, which may be why it does.
         let mut sources = std::iter::once(other).chain(own);
         let from = sources.find(|copy| self.is_valid(*copy));
@@ -265,6 +271,7 @@ impl Copies {
         };
         Some(Repair {
             block: next.block,
+            at,
             from: from.place,
             to: place,
             is_empty,
@@ -281,15 +288,12 @@ impl Copies {
         if self.is_out(done.to.donor) {
             return false;
         }
-        let copies = self.of(done.block).map(|copy| {
-            if copy.place.donor != leaving.donor {
-                return copy;
-            }
+        let copies = self.of(done.block).into_iter().enumerate();
+        for (at, copy) in copies.filter(|(_, copy)| copy.place.donor == leaving.donor) {
             leaving.vacated.push(copy.place);
             let (place, state) = (done.to, CopyState::Valid);
-            Copy { place, state }
-        });
-        self.set(done.block, copies);
+            self.set(done.block, at, Copy { place, state });
+        }
         true
     }
 

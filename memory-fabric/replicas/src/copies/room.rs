@@ -1,6 +1,6 @@
 //! Where there is room for a copy: what each donor holds, and which donors a copy may go to.
 
-use super::{Copies, Ledger};
+use super::{Copies, Copy, Ledger};
 use crate::placement::Place;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -45,6 +45,33 @@ impl Copies {
         place.or_else(|| self.free_place_apart(ledger, (Apart::Donors, ALL), other))
     }
 
+    /// Takes a slot for a copy of a block that has a valid one `from`, and is to get another one in
+    /// place of that of a lost donor.
+    pub(super) fn other_place(
+        &self,
+        ledger: &mut Ledger,
+        block: u32,
+        from: Copy,
+    ) -> Option<(Place, bool)> {
+        if self.width == 2 {
+            let other = from.place.donor;
+            let free = self.free_place(ledger, other);
+            // A block without a second copy comes before one that moves.
+            return free.or_else(|| self.reserved_place(ledger, other));
+        }
+        // A donor that is out may return: its pieces are only stale.
+        let has_piece = self
+            .all(block)
+            .fold(0_u64, |bits, copy| bits | 1 << copy.place.donor);
+        let donors = (0..=u8::MAX).zip(&ledger.loans);
+        let usable = donors.filter(|&(donor, loan)| {
+            has_piece >> donor & 1 == 0 && !self.is_out(donor) && loan.room() > 0
+        });
+        let (donor, _) = usable.max_by_key(|(_, loan)| loan.room())?;
+        let (slot, is_empty) = ledger.loans[usize::from(donor)].take()?;
+        Some((Place { donor, slot }, is_empty))
+    }
+
     /// Takes a slot of the donor with the most of them, in the zone with the most of them, of those
     /// donors that have a bit in `targets`.
     pub(super) fn free_place_apart(
@@ -77,7 +104,9 @@ impl Copies {
     /// Returns the number of blocks with both copies in one zone, and both readable.
     #[must_use]
     pub fn in_one_zone(&self) -> u32 {
+        // Stripes know no zones.
         let is_in_one = |block: &u32| match self.readable(*block) {
+            _ if self.width > 2 => false,
             [Some(first), Some(second)] => !self.are_apart(Apart::Zones, first.donor, second.donor),
             _ => false,
         };
@@ -94,24 +123,24 @@ impl Copies {
     /// Returns the number of blocks whose first copy is on a donor, valid or not.
     #[must_use]
     pub fn first_copies_at(&self, donor: u8) -> u32 {
-        let is_there = |block: &u32| self.of(*block)[0].place.donor == donor;
+        let is_there = |block: &u32| self.copy(*block, 0).place.donor == donor;
         u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
     }
 
     /// Returns the number of blocks with a copy on a donor, valid or not.
     #[must_use]
     pub fn blocks_at(&self, donor: u8) -> u32 {
-        let is_there = |block: &u32| self.of(*block).iter().any(|copy| copy.place.donor == donor);
+        let is_there = |block: &u32| self.all(*block).any(|copy| copy.place.donor == donor);
         u32::try_from((0..self.blocks()).filter(is_there).count()).expect("23 bits")
     }
 
     /// Returns the number of blocks by the donors of their copies, valid or not, the primary one
     /// first: each block is counted once, also while copies move.
     #[must_use]
-    pub fn by_donors(&self) -> BTreeMap<[u8; 2], u32> {
-        let mut found: BTreeMap<[u8; 2], u32> = BTreeMap::new();
+    pub fn by_donors(&self) -> BTreeMap<Vec<u8>, u32> {
+        let mut found: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
         for block in 0..self.blocks() {
-            let donors = self.of(block).map(|copy| copy.place.donor);
+            let donors = self.all(block).map(|copy| copy.place.donor).collect();
             *found.entry(donors).or_default() += 1;
         }
         found

@@ -3,11 +3,13 @@
 mod fake;
 mod joins;
 mod model;
+mod striped;
 
 use super::*;
 use crate::copies::{Copies, NextMove};
-use crate::placement::{Placement, zones};
+use crate::placement::{Placement, StripePlacement, zones};
 use crate::set::{LeaveEvent, Loss, Newcomer, ReplicaEvent};
+use crate::stripe::Layout;
 use fake::{FakeDonor, FakeTransport, page_with};
 use model::World;
 use std::sync::Mutex;
@@ -40,15 +42,26 @@ impl Bed {
         let zones = zones(slots.iter().map(|_| None));
         let placement = Placement::new(slots, &zones, blocks);
         let copies = Copies::new(&placement.blocks, slots, &placement.used, &zones);
-        let copies = copies.with_joiners(joiners);
-        let donors = slots.len() + joiners;
+        Self::of(copies.with_joiners(joiners), slots.len(), joiners)
+    }
+
+    /// Donors of stripes.
+    fn striped(slots: &[u32], layout: Layout, blocks: u32) -> Self {
+        let placement = StripePlacement::new(slots, layout, blocks);
+        let copies = Copies::striped(&placement.places, layout, slots, &placement.used);
+        assert_eq!(copies.blocks(), blocks, "there is room");
+        Self::of(copies, slots.len(), 0)
+    }
+
+    fn of(copies: Copies, start: usize, joiners: usize) -> Self {
+        let donors = start + joiners;
         let events = Arc::<Mutex<Vec<ReplicaEvent>>>::default();
         let sink = Arc::clone(&events);
         let observer = Box::new(move |event| sink.lock().expect("no panic").push(event));
         Self {
             set: Arc::new(ReplicaSet::new(copies, donors, observer)),
             donors: (0..donors).map(|_| Arc::default()).collect(),
-            start: slots.len(),
+            start,
             events,
         }
     }
@@ -168,12 +181,12 @@ fn a_read_that_waits_for_a_lost_donor_goes_to_the_other_one() {
     let mut evictor = bed.transport(Role::Evictor);
     let mut reader = bed.transport(Role::Reader);
     evictor
-        .post_write(Ticket(0), 512, &page_with(9))
+        .post_write(Ticket(0), 4096, &page_with(9))
         .expect("room");
     poll_until(&mut evictor, "written", |completed| !completed.is_empty());
     let primary = usize::from(bed.set.copies().of(0)[0].place.donor);
     bed.cut(primary);
-    reader.post_read(Ticket(1), 512).expect("room");
+    reader.post_read(Ticket(1), 4096).expect("room");
     assert!(
         !bed.set.down(primary, "it was killed"),
         "the guest need not wait"

@@ -42,6 +42,12 @@ pub enum DrainError {
     /// The guest sees the donor.
     #[error("the guest sees each donor as a NUMA node, whose memory cannot move; use --numa flat")]
     Exposed,
+    /// Pieces of stripes stay where they are.
+    #[error(
+        "{0} holds pieces of stripes, which do not move; end it, and other donors with room get its \
+         pieces, or start the VM with --replicas 2"
+    )]
+    Striped(NodeId),
     /// Another drain, or a donor that joins, is in progress.
     #[error("{0} is being drained; wait until it has left")]
     Draining(NodeId),
@@ -106,6 +112,7 @@ impl Drains {
     /// See [`DrainError`]. Nothing has changed then.
     pub fn drain(&self, node: NodeId, to: &[DonorAddress]) -> Result<DrainSummary, DrainError> {
         match &self.0.replicas {
+            Some(set) if set.copies().layout().is_some() => Err(DrainError::Striped(node)),
             Some(set) => self.0.drain_copies(set, node, to),
             None => self.0.drain(node, to),
         }

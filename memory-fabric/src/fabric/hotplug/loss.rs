@@ -12,7 +12,7 @@ use std::sync::Arc;
 impl Inner {
     /// Handles losses of donors, where the configuration has the VM survive them.
     pub(super) fn survive_losses(self: &Arc<Self>) {
-        if self.config.on_lost_memory != OnLostMemory::Poison || self.config.replicated {
+        if self.config.on_lost_memory != OnLostMemory::Poison || self.config.redundancy.is_some() {
             return;
         }
         // The events live as long as the links, which the state must not keep.

@@ -173,6 +173,9 @@ impl Timeline {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ReplicasUsed {
+    /// K+M of stripes; `null` with two copies. What is said of copies holds for pieces.
+    #[serde(default)]
+    pub stripes: Option<String>,
     /// Memory of the guest that has two copies, unless it is degraded.
     pub bytes: u64,
     /// How much of it has one copy only.

@@ -11,7 +11,7 @@ use memory_fabric::NodeIds;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
-    OnLostMemory, SPIN_DEFAULT, Sealing, TransportKind,
+    OnLostMemory, Redundancy, SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -258,7 +258,7 @@ pub(super) fn plain(
         local_bytes,
         local_use: LocalUse::Cache,
         donors,
-        replicated: false,
+        redundancy: Redundancy::None,
         transport: TransportKind::Tcp,
         rdma: Arc::default(),
         credentials: None,

@@ -1,24 +1,37 @@
-//! A donor that stores versions of pages, and connections to it that may break.
+//! A donor that stores pages, and connections to it that may break.
 
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
+use fabric_wire::PIECE_BYTES;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
+/// Returns a page that has its version in every piece, which nothing else has.
 pub fn page_with(version: u64) -> PageBytes {
     let mut page = [0; PAGE_SIZE];
-    page[..8].copy_from_slice(&version.to_le_bytes());
+    for (at, piece) in page.chunks_exact_mut(PIECE_BYTES).enumerate() {
+        let number = if version == 0 {
+            0
+        } else {
+            version << 8 | at as u64
+        };
+        piece[..8].copy_from_slice(&number.to_le_bytes());
+    }
     page
 }
 
+/// Returns the version of a page, all of whose pieces must have it.
 pub fn version_of(page: &[u8]) -> u64 {
-    u64::from_le_bytes(page[..8].try_into().expect("8 bytes"))
+    let first = u64::from_le_bytes(page[..8].try_into().expect("8 bytes"));
+    let version = first >> 8;
+    assert!(page == page_with(version), "version {version} and others");
+    version
 }
 
 /// A donor.
 #[derive(Debug, Default)]
 pub struct FakeDonor {
-    pages: HashMap<u64, u64>,
+    pages: HashMap<u64, Box<PageBytes>>,
     /// While set, nothing arrives.
     pub cut: bool,
     /// Its memory belongs to others.
@@ -32,23 +45,42 @@ impl FakeDonor {
         if self.left {
             return u64::MAX;
         }
-        self.pages.get(&offset).copied().unwrap_or(0)
+        self.pages
+            .get(&offset)
+            .map_or(0, |page| version_of(&**page))
+    }
+
+    /// Returns bytes of one page.
+    pub fn bytes_at(&self, offset: u64, count: usize) -> Vec<u8> {
+        let within = usize::try_from(offset % PAGE_SIZE as u64).expect("small");
+        let page = self.pages.get(&(offset - within as u64));
+        match (self.left, page) {
+            (true, _) => vec![0xff; count],
+            (false, Some(page)) => page[within..within + count].to_vec(),
+            (false, None) => vec![0; count],
+        }
     }
 
     fn serve(&mut self, request: &Request) -> Vec<u8> {
-        let pages =
-            |count: u32| (0..u64::from(count)).map(|page| request.offset + page * PAGE_SIZE as u64);
-        match request.kind {
-            Kind::Read(_, count) => pages(count)
-                .flat_map(|offset| page_with(self.version_at(offset)))
-                .collect(),
-            Kind::Write(_, version) => {
-                self.pages.insert(request.offset, version);
+        match &request.kind {
+            Kind::Read(_, bytes) => {
+                let parts = (0..*bytes).step_by(PIECE_BYTES);
+                let parts = parts.map(|at| request.offset + at as u64);
+                parts
+                    .flat_map(|offset| self.bytes_at(offset, PIECE_BYTES))
+                    .collect()
+            }
+            Kind::Write(_, bytes) => {
+                let within = usize::try_from(request.offset % PAGE_SIZE as u64).expect("small");
+                let page = self.pages.entry(request.offset - within as u64);
+                let page = page.or_insert_with(|| Box::new([0; PAGE_SIZE]));
+                page[within..within + bytes.len()].copy_from_slice(bytes);
                 Vec::new()
             }
             Kind::Drop(count) => {
-                for offset in pages(count) {
-                    self.pages.remove(&offset);
+                for page in 0..u64::from(*count) {
+                    self.pages
+                        .remove(&(request.offset + page * PAGE_SIZE as u64));
                 }
                 Vec::new()
             }
@@ -56,10 +88,11 @@ impl FakeDonor {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Kind {
-    Read(Ticket, u32),
-    Write(Ticket, u64),
+    /// A number of bytes.
+    Read(Ticket, usize),
+    Write(Ticket, Vec<u8>),
     Drop(u32),
 }
 
@@ -119,15 +152,23 @@ impl FakeTransport {
 
 impl PageTransport for FakeTransport {
     fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
-        self.post(Kind::Read(ticket, 1), false, offset)
+        self.post(Kind::Read(ticket, PAGE_SIZE), false, offset)
     }
 
     fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
-        self.post(Kind::Read(ticket, pages), true, offset)
+        self.post(Kind::Read(ticket, pages as usize * PAGE_SIZE), true, offset)
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
-        self.post(Kind::Write(ticket, version_of(page)), false, offset)
+        self.post(Kind::Write(ticket, page.to_vec()), false, offset)
+    }
+
+    fn post_read_piece(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        self.post(Kind::Read(ticket, bytes as usize), true, offset)
+    }
+
+    fn post_write_piece(&mut self, ticket: Ticket, offset: u64, piece: &[u8]) -> Result<(), Full> {
+        self.post(Kind::Write(ticket, piece.to_vec()), false, offset)
     }
 
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {

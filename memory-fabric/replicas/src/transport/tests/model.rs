@@ -41,6 +41,7 @@ pub struct World {
     joining: Option<(usize, JoinHandle<bool>)>,
     joined: u32,
     slots: Vec<u32>,
+    layout: Option<Layout>,
     seed: u64,
 }
 
@@ -55,8 +56,22 @@ impl World {
             _ => vec![3, 3, 3, 3],
         };
         let bed = Bed::with_joiners(&slots, BLOCKS, JOINERS);
+        Self::of(bed, slots, None, seed)
+    }
+
+    /// Stripes, in every second history with a donor more than they need.
+    pub fn striped(seed: u64) -> Self {
+        let layout = ["2+1", "2+2", "4+2", "8+2"][usize::try_from(seed % 4).expect("small")];
+        let layout: Layout = layout.parse().expect("possible");
+        let donors = layout.pieces() + usize::from(seed % 8 < 4);
+        let slots = vec![BLOCKS; donors];
+        let bed = Bed::striped(&slots, layout, BLOCKS);
+        Self::of(bed, slots, Some(layout), seed)
+    }
+
+    fn of(bed: Bed, slots: Vec<u32>, layout: Option<Layout>, seed: u64) -> Self {
         let of_start = |donor: usize| donor < slots.len();
-        let donors = 0..slots.len() + JOINERS;
+        let donors = 0..bed.donors.len();
         let (reader, evictor) = (bed.transport(Role::Reader), bed.transport(Role::Evictor));
         let pages = (0..PAGES_PER_BLOCK as u64).map(|page| page * PAGE_SIZE as u64);
         let blocks = (0..u64::from(BLOCKS)).map(|block| block * BLOCK_BYTES);
@@ -79,6 +94,7 @@ impl World {
             joining: None,
             joined: 0,
             slots,
+            layout,
             bed,
             seed,
         }
@@ -109,7 +125,7 @@ impl World {
 
     /// A new donor joins in a place without one, or which one that is lost has left.
     fn join(&mut self, donor: usize) {
-        if self.joining.is_some() || self.leaving.is_some() {
+        if self.layout.is_some() || self.joining.is_some() || self.leaving.is_some() {
             return;
         }
         let copies = self.bed.set.copies();
@@ -284,7 +300,7 @@ impl World {
         match self.below(8) {
             // Outstanding requests are sent again.
             0 => self.bed.restore(donor),
-            1..3 => self.leave(donor),
+            1..3 if self.layout.is_none() => self.leave(donor),
             3 if left > 2 && self.bed.set.copies().exclude(as_u8(donor)).is_ok() => {
                 self.bed.cut(donor);
                 self.lost[donor] = true;
@@ -311,8 +327,10 @@ impl World {
         let lost = lost.filter(|lost| **lost).count();
         // Of four donors, three have slots enough, but not always on two different ones, and a place
         // to which a copy was moving when a donor went out is not used again.
-        let can_repair =
-            (lost == 0 && self.joined == 0) || (self.slots.len() == 3 && self.leaves == 0);
+        let can_repair = match self.layout {
+            None => (lost == 0 && self.joined == 0) || (self.slots.len() == 3 && self.leaves == 0),
+            Some(layout) => lost + layout.pieces() <= self.slots.len(),
+        };
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             self.poll_reader();
@@ -342,15 +360,43 @@ impl World {
                 continue;
             };
             let (block, in_block) = split(self.offsets[index]);
+            if let Some(layout) = self.layout {
+                self.assert_pieces(layout, index, version);
+                continue;
+            }
             for place in self.bed.set.copies().readable(block).into_iter().flatten() {
                 let donor = self.bed.donors[usize::from(place.donor)].lock();
-                let at = offset_at(place, in_block);
+                let at = offset_at(place, in_block, 1);
                 let found = donor.expect("no panic").version_at(at);
                 let seed = self.seed;
                 assert_eq!(found, version, "seed {seed}: page {index} at {place:?}");
             }
         }
         (self.left, self.joined)
+    }
+
+    /// Compares all pieces of a page that may be read.
+    fn assert_pieces(&self, layout: Layout, index: usize, version: u64) {
+        let (block, in_block) = split(self.offsets[index]);
+        let page = page_with(version);
+        let mut parity = vec![0; layout.parity() * layout.unit()];
+        layout.encode(&page, &mut parity);
+        let pieces = page
+            .chunks(layout.unit())
+            .chain(parity.chunks(layout.unit()));
+        for (at, piece) in pieces.enumerate() {
+            let Some(place) = self.bed.set.copies().readable_at(block, at) else {
+                continue;
+            };
+            let donor = self.bed.donors[usize::from(place.donor)].lock();
+            let offset = offset_at(place, in_block, layout.data());
+            let found = donor.expect("no panic").bytes_at(offset, piece.len());
+            let seed = self.seed;
+            assert!(
+                found == piece,
+                "seed {seed}: piece {at} of page {index} at {place:?}"
+            );
+        }
     }
 }
 

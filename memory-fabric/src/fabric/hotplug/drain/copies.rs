@@ -168,6 +168,7 @@ impl Inner {
         let mib = |blocks: u32| (u64::from(blocks) * BLOCK_BYTES) >> 20;
         match error {
             LeaveError::Out => DrainError::Out(node),
+            LeaveError::Striped => DrainError::Striped(node),
             LeaveError::Leaving(link) => DrainError::Draining(self.node_of(link.into())),
             LeaveError::NoRoom { blocks, room } => DrainError::NoRoomForCopies {
                 node,

@@ -1,0 +1,80 @@
+//! Write-backs, and drops of pages: they go to all copies of a block, or all pieces.
+
+use super::striped::whole_pages;
+use super::{ReplicatedTransport, Role, Stripes, Work, bit, offset_at, split};
+use crate::member::Purpose;
+use crate::placement::Place;
+use crate::stripe::PIECES_MAX;
+use fabric_pages::page::PageBytes;
+use fabric_transport::{Full, Ticket};
+
+impl ReplicatedTransport {
+    /// Posts to both copies what changes them, or to none.
+    pub(super) fn post_change(
+        &mut self,
+        ticket: Ticket,
+        work: Work,
+        offset: u64,
+        page: Option<&PageBytes>,
+    ) -> Result<(), Full> {
+        debug_assert_eq!(self.role, Role::Evictor);
+        let (block, in_block) = split(offset);
+        let copies = self.set.copies();
+        let mut places = [None; PIECES_MAX + 1];
+        for (at, place) in places.iter_mut().enumerate().take(copies.width()) {
+            *place = copies.writable_at(block, at);
+        }
+        places[copies.width()] = self.repairs.third_place(block);
+        let targets = || places.into_iter().enumerate();
+        let targets = || targets().filter_map(|(at, place)| Some((at, place?)));
+        let has_room = |(_, place): (usize, Place)| {
+            let member = &self.members[usize::from(place.donor)];
+            member.has_room()
+        };
+        if !targets().all(has_room) {
+            return Err(Full);
+        }
+        let index = self.begin(ticket, work, offset)?;
+        if page.is_some() {
+            self.repairs.supersede(block, in_block);
+        }
+        let mut waits_for = 0;
+        if let (Some(stripes), Some(page)) = (&mut self.stripes, page) {
+            stripes.encode(page);
+        }
+        for (number, place) in targets() {
+            let purpose = Purpose::Operation(index);
+            let donor = usize::from(place.donor);
+            let member = &mut self.members[donor];
+            let pieces = self.stripes.as_ref();
+            let split = pieces.map_or(1, Stripes::split);
+            let posted = match (work, page) {
+                (Work::Drop { pages }, _) => {
+                    let Some((first, pages)) = whole_pages(in_block, pages, split) else {
+                        continue;
+                    };
+                    let at = offset_at(place, 0, split) + first;
+                    member.drop_pages(purpose, at, pages)
+                }
+                (_, Some(page)) => {
+                    let bytes = pieces.map_or(page.as_slice(), |all| all.piece(page, number));
+                    if self.repairs.is_copying(place, in_block) {
+                        self.repairs.hold(index, place, in_block, bytes);
+                        Ok(())
+                    } else {
+                        member.write(purpose, offset_at(place, in_block, split), bytes)
+                    }
+                }
+                _ => unreachable!("a write has a page"),
+            };
+            posted.expect("room was seen");
+            waits_for |= bit(place.donor);
+        }
+        self.operation(index).waits_for = waits_for;
+        if waits_for == 0 {
+            // Only a drop of less than the donors' pages.
+            self.unposted.push_back(index);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Reads and writes of stripes: which pieces an operation waits for, and where they arrive.
+
+use super::{Operation, ReplicatedTransport, Work, bit, offset_at, split};
+use crate::gather::Gather;
+use crate::member::Purpose;
+use crate::placement::Place;
+use crate::stripe::{Layout, PIECES_MAX};
+use fabric_pages::page::{PAGE_SHIFT, PAGE_SIZE, PageBytes};
+use fabric_transport::Full;
+
+/// A read of a stripe.
+#[derive(Clone, Debug, Default)]
+struct Read {
+    gather: Gather,
+    /// The pieces that are asked for and have not arrived, a bit each.
+    asked: u16,
+    /// For each of them, the donor.
+    donors: [u8; PIECES_MAX],
+}
+
+/// The stripes of a transport.
+#[derive(Debug)]
+pub(crate) struct Stripes {
+    layout: Layout,
+    /// By operation. Their buffers are allocated at the first use of a number and kept; the numbers
+    /// in use are as few as operations are outstanding.
+    reads: Vec<Read>,
+    /// The parity of the page that is written.
+    parity: Box<[u8]>,
+}
+
+impl Stripes {
+    pub fn new(layout: Layout) -> Self {
+        Self {
+            layout,
+            reads: Vec::new(),
+            parity: vec![0; layout.parity() * layout.unit()].into(),
+        }
+    }
+
+    /// Returns the number of pieces of data.
+    pub fn split(&self) -> usize {
+        self.layout.data()
+    }
+
+    /// Prepares the pieces of a page that is written.
+    pub fn encode(&mut self, page: &PageBytes) {
+        self.layout.encode(page, &mut self.parity);
+    }
+
+    /// Returns a piece of the page that was encoded last.
+    pub fn piece<'a>(&'a self, page: &'a PageBytes, at: usize) -> &'a [u8] {
+        let unit = self.layout.unit();
+        match at.checked_sub(self.layout.data()) {
+            None => &page[at * unit..][..unit],
+            Some(row) => &self.parity[row * unit..][..unit],
+        }
+    }
+
+    /// Begins the read of an operation.
+    pub fn begin(&mut self, index: u32) {
+        let index = index as usize;
+        if self.reads.len() <= index {
+            self.reads.resize_with(index + 1, Read::default);
+        }
+        let read = &mut self.reads[index];
+        read.gather.clear();
+        read.asked = 0;
+    }
+
+    /// Stops to wait for a donor; true when a read asks for too few pieces then.
+    pub fn leave(&mut self, index: u32, donor: u8) -> bool {
+        let needed = self.layout.data();
+        let Some(read) = self.reads.get_mut(index as usize) else {
+            return false;
+        };
+        let Some(at) = read.asked_of(donor) else {
+            return false;
+        };
+        read.asked &= !(1 << at);
+        read.pieces() < needed
+    }
+
+    /// Returns whether a read asks for too few pieces.
+    pub fn is_short(&self, index: u32) -> bool {
+        let read = self.reads.get(index as usize);
+        read.is_some_and(|read| read.pieces() < self.layout.data())
+    }
+
+    /// Takes what a donor sent for a read. Returns the pages when there are enough pieces.
+    pub fn arrived(&mut self, index: u32, donor: u8, bytes: &[u8]) -> Option<&[u8]> {
+        let layout = self.layout;
+        let read = self.reads.get_mut(index as usize)?;
+        let at = read.asked_of(donor)?;
+        read.asked &= !(1 << at);
+        let is_enough = read.gather.take(layout, at, bytes);
+        is_enough.then(|| read.gather.pages(layout))
+    }
+}
+
+impl Read {
+    /// Returns the piece that a donor is asked for.
+    fn asked_of(&self, donor: u8) -> Option<usize> {
+        (0..PIECES_MAX).find(|&at| self.asked >> at & 1 == 1 && self.donors[at] == donor)
+    }
+
+    /// Returns how many pieces are there or asked for.
+    fn pieces(&self) -> usize {
+        (self.asked | self.gather.arrived()).count_ones() as usize
+    }
+}
+
+impl ReplicatedTransport {
+    /// Asks for as many pieces of a read as it needs; for those that are left when it has asked for so
+    /// many already.
+    ///
+    /// # Errors
+    ///
+    /// When too few can be asked for now. At the first time nothing was asked for then.
+    pub(super) fn post_to_pieces(&mut self, index: u32) -> Result<(), Full> {
+        let Operation { offset, work, .. } = *self.operation(index);
+        let (Work::Read { run }, Some(stripes)) = (work, &mut self.stripes) else {
+            unreachable!("only reads of stripes ask for pieces");
+        };
+        let layout = stripes.layout;
+        let read = &mut stripes.reads[index as usize];
+        let (block, in_block) = split(offset);
+        let wanted = match layout.data().saturating_sub(read.pieces()) {
+            0 => layout.parity(),
+            missing => missing,
+        };
+        let mut found: [Option<(usize, Place)>; PIECES_MAX] = [None; PIECES_MAX];
+        let mut count = 0;
+        for at in 0..layout.pieces() {
+            if count == wanted || (read.asked | read.gather.arrived()) >> at & 1 == 1 {
+                continue;
+            }
+            let Some(place) = self.set.copies().readable_at(block, at) else {
+                continue;
+            };
+            let member = &self.members[usize::from(place.donor)];
+            if !member.out && member.has_room() {
+                found[count] = Some((at, place));
+                count += 1;
+            }
+        }
+        let is_first = read.pieces() == 0;
+        if count == 0 || (is_first && count < wanted) {
+            return Err(Full);
+        }
+        let bytes = run.unwrap_or(1) as usize * layout.unit();
+        let mut waits_for = 0;
+        for (at, place) in found.into_iter().flatten() {
+            let member = &mut self.members[usize::from(place.donor)];
+            let offset = offset_at(place, in_block, layout.data());
+            let posted = member.read_pieces(Purpose::Operation(index), offset, bytes);
+            posted.expect("room was seen");
+            read.asked |= 1 << at;
+            read.donors[at] = place.donor;
+            waits_for |= bit(place.donor);
+        }
+        let is_short = read.pieces() < layout.data();
+        self.operation(index).waits_for |= waits_for;
+        if is_short { Err(Full) } else { Ok(()) }
+    }
+}
+
+/// Returns the offset, in a place, of the pages of a donor that hold nothing but pieces of these pages
+/// of a block, and how many they are; `None` without one.
+pub(super) fn whole_pages(in_block: u64, pages: u32, split: usize) -> Option<(u64, u32)> {
+    let split = split as u64;
+    let first = in_block >> PAGE_SHIFT;
+    let end = (first + u64::from(pages)) / split;
+    let first = first.div_ceil(split);
+    let count = u32::try_from(end.checked_sub(first)?).expect("as many as 32 bits");
+    (count > 0).then_some((first * PAGE_SIZE as u64, count))
+}

@@ -1,0 +1,187 @@
+//! Stripes: what is read while donors are lost, and what donors have afterwards.
+
+use super::*;
+use fabric_pages::page::PAGE_SIZE;
+
+fn bed(layout: &str, spare: usize) -> Bed {
+    let layout: Layout = layout.parse().expect("possible");
+    Bed::striped(&vec![2; layout.pieces() + spare], layout, 2)
+}
+
+fn write(evictor: &mut ReplicatedTransport, offset: u64, version: u64) {
+    evictor
+        .post_write(Ticket(0), offset, &page_with(version))
+        .expect("room");
+    poll_until(evictor, "written", |completed| !completed.is_empty());
+}
+
+/// Returns the donors of a block, in the order of its pieces.
+fn donors(bed: &Bed, block: u32) -> Vec<usize> {
+    let all = bed.set.copies().all(block);
+    all.map(|copy| copy.place.donor.into()).collect()
+}
+
+#[test]
+fn a_page_is_read_from_as_many_donors_as_it_has_pieces_of_data() {
+    let bed = bed("4+2", 0);
+    let (mut evictor, mut reader) = (bed.transport(Role::Evictor), bed.transport(Role::Reader));
+    write(&mut evictor, 4096, 7);
+    reader.post_read(Ticket(1), 4096).expect("room");
+    let asked = reader.members.iter().filter(|member| !member.is_idle());
+    assert_eq!(asked.count(), 4);
+    poll_until(&mut reader, "read", |completed| completed == [(1, 7)]);
+}
+
+#[test]
+fn any_two_of_six_donors_may_be_lost_at_once_while_a_page_is_read() {
+    for first in 0..6 {
+        for second in first + 1..6 {
+            let bed = bed("4+2", 0);
+            let mut evictor = bed.transport(Role::Evictor);
+            let mut reader = bed.transport(Role::Reader);
+            for page in 0..4 {
+                write(&mut evictor, page * 4096, 7 + page);
+            }
+            bed.cut(first);
+            bed.cut(second);
+            reader.post_read(Ticket(1), 0).expect("room");
+            for lost in [first, second] {
+                let loss = bed.set.lost(lost, "it was killed");
+                assert_eq!(loss, Loss::OfCopies { was_awaited: false });
+            }
+            poll_until(&mut reader, "read", |completed| completed == [(1, 7)]);
+            reader.post_read_run(Ticket(2), 4096, 3).expect("room");
+            let mut runs = 0;
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while runs == 0 {
+                assert!(Instant::now() < deadline, "the run is not read");
+                reader.poll(&mut |completion| {
+                    let Completion::ReadRunFrom(_, Ticket(2), bytes) = completion else {
+                        panic!("unexpected {completion:?}");
+                    };
+                    let versions = bytes.chunks(PAGE_SIZE).map(fake::version_of);
+                    assert_eq!(versions.collect::<Vec<_>>(), [8, 9, 10]);
+                    runs += 1;
+                });
+            }
+            // A third one is needed.
+            let third = (0..6).find(|donor| ![first, second].contains(donor));
+            assert_eq!(bed.set.lost(third.expect("six"), "it too"), Loss::OfBlocks);
+        }
+    }
+}
+
+#[test]
+fn a_write_back_is_complete_when_all_donors_in_use_have_their_pieces() {
+    let bed = bed("2+1", 0);
+    let mut evictor = bed.transport(Role::Evictor);
+    let last = donors(&bed, 0)[2];
+    bed.cut(last);
+    evictor
+        .post_write(Ticket(3), 0, &page_with(7))
+        .expect("room");
+    for _ in 0..100 {
+        evictor.poll(&mut |completion| panic!("{completion:?} without parity"));
+    }
+    assert_ne!(bed.set.lost(last, "it was killed"), Loss::OfBlocks);
+    poll_until(&mut evictor, "written", |completed| completed == [(3, 0)]);
+}
+
+#[test]
+fn a_late_piece_is_replaced_by_parity_and_the_read_completes_once() {
+    let bed = bed("4+2", 0);
+    let (mut evictor, mut reader) = (bed.transport(Role::Evictor), bed.transport(Role::Reader));
+    write(&mut evictor, 0, 9);
+    let late = donors(&bed, 0)[1];
+    bed.cut(late);
+    reader.post_read(Ticket(1), 0).expect("room");
+    poll_until(&mut reader, "read", |completed| completed == [(1, 9)]);
+    bed.restore(late);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while reader.members.iter().any(|member| !member.is_idle()) {
+        assert!(Instant::now() < deadline, "the late answer");
+        reader.poll(&mut |completion| panic!("{completion:?} twice"));
+    }
+    assert_eq!(
+        (reader.in_flight(), bed.events()),
+        (0, 0),
+        "it was only late"
+    );
+}
+
+#[test]
+fn pieces_of_lost_donors_are_made_again_on_others_and_more_may_be_lost_then() {
+    let bed = bed("4+2", 2);
+    let mut evictor = bed.transport(Role::Evictor);
+    for block in 0..2 {
+        for page in 0..3 {
+            write(
+                &mut evictor,
+                block * BLOCK_BYTES + page * 4096,
+                1 + block * 3 + page,
+            );
+        }
+    }
+    let copies = bed.set.copies();
+    for lost in [[0, 1], [2, 3]] {
+        for donor in lost {
+            bed.cut(donor);
+            assert_ne!(bed.set.lost(donor, "it was killed"), Loss::OfBlocks);
+        }
+        let mut reader = bed.transport(Role::Reader);
+        for page in 0..6 {
+            let offset = page / 3 * BLOCK_BYTES + page % 3 * 4096;
+            reader.post_read(Ticket(5), offset).expect("room");
+            poll_until(&mut reader, "read", |completed| {
+                completed == [(5, 1 + page)]
+            });
+        }
+        if lost == [0, 1] {
+            poll_until(&mut evictor, "repaired", |_| copies.degraded() == 0);
+        }
+    }
+    assert!(bed.set.repaired_blocks.get() > 0);
+}
+
+#[test]
+fn drops_keep_pieces_of_other_pages_in_the_same_page_of_a_donor() {
+    let bed = bed("4+2", 0);
+    let (mut evictor, mut reader) = (bed.transport(Role::Evictor), bed.transport(Role::Reader));
+    (0..16).for_each(|page| write(&mut evictor, page * 4096, 1 + page));
+    let dropped = |evictor: &mut ReplicatedTransport, first: u64, pages| {
+        evictor.post_drop(first * 4096, pages).expect("room");
+        let mut found = 0;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while found == 0 {
+            assert!(Instant::now() < deadline, "the drop does not end");
+            assert!(evictor.in_flight() > 0, "it is outstanding");
+            evictor.poll(&mut |completion| match completion {
+                Completion::Dropped(pages) => found += pages,
+                other => panic!("unexpected {other:?}"),
+            });
+        }
+        assert_eq!(found, pages);
+    };
+    // Pages 4 to 7 are a page at each donor; 1 to 3 are parts of one.
+    dropped(&mut evictor, 1, 3);
+    dropped(&mut evictor, 3, 6);
+    for page in (0..4).chain(8..16) {
+        reader.post_read(Ticket(5), page * 4096).expect("room");
+        poll_until(&mut reader, "read", |completed| {
+            completed == [(5, 1 + page)]
+        });
+    }
+    for page in 4..8 {
+        reader.post_read(Ticket(5), page * 4096).expect("room");
+        poll_until(&mut reader, "read", |completed| completed == [(5, 0)]);
+    }
+}
+
+/// Every page that is read has the version that was written last, whatever happens to donors; in
+/// the end all pieces are those of that version.
+#[test]
+fn no_piece_of_another_version_is_used_in_any_of_many_random_histories() {
+    for seed in 0..160 {
+        World::striped(seed).run(2_000);
+    }
+}

@@ -1,0 +1,289 @@
+//! What makes up for the loss of a donor: copies of pages, or stripes.
+
+use fabric_identity::Name;
+use memory_fabric::fabric::{Compression, Layout, LayoutError, Redundancy, TransportKind};
+use std::fmt;
+use std::str::FromStr;
+
+use super::REPLICAS_MAX;
+use super::address::HostPort;
+use super::choice::Numa;
+use super::settings::RunSettings;
+use super::text::serde_as_text;
+use super::validation::{ValidationError, check_range};
+use crate::size::ByteSize;
+
+/// The value of `--redundancy`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct StripesArg(pub Layout);
+
+/// A text that names no stripes.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("`{0}` is no stripe: {1}")]
+pub struct StripesArgError(String, LayoutError);
+
+impl FromStr for StripesArg {
+    type Err = StripesArgError;
+
+    fn from_str(text: &str) -> Result<Self, StripesArgError> {
+        let layout = text.parse();
+        layout
+            .map(Self)
+            .map_err(|error| StripesArgError(text.to_owned(), error))
+    }
+}
+
+impl fmt::Display for StripesArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+serde_as_text!(StripesArg);
+
+/// Why memory on donors cannot have the redundancy that is asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum RedundancyError {
+    /// Copies on different donors need as many donors.
+    #[error(
+        "--replicas {replicas} needs {replicas} donors, each for one copy of a page; the number given is {count}; add --donor, or remove --replicas"
+    )]
+    TooFewForReplicas {
+        /// Number of copies.
+        replicas: u32,
+        /// Number of donors.
+        count: usize,
+    },
+    /// Pieces on different donors need as many donors.
+    #[error(
+        "--redundancy {layout} needs {pieces} donors, each for one piece of a page; the number given is {count}; add --donor, or use fewer pieces"
+    )]
+    TooFewForStripes {
+        /// The stripes.
+        layout: Layout,
+        /// Pieces of a stripe.
+        pieces: usize,
+        /// Number of donors.
+        count: usize,
+    },
+    /// Two kinds at once.
+    #[error("--redundancy {0} and --replicas {1} exclude each other; remove one of them")]
+    Both(Layout, u32),
+    /// Something has one copy.
+    #[error(
+        "--replicas {replicas} is for memory that is there from the start and that the guest sees as one; remove {flag}, or --replicas"
+    )]
+    NotWithReplicas {
+        /// Number of copies.
+        replicas: u32,
+        /// What was given beside it.
+        flag: &'static str,
+    },
+    /// Stripes are less general than copies.
+    #[error(
+        "--redundancy {layout} is for memory that is there from the start, that the guest sees as one, and that donors lend over TCP or UDP to a guest on one host; remove {flag}, or use --replicas 2 if that has it"
+    )]
+    NotWithStripes {
+        /// The stripes.
+        layout: Layout,
+        /// What was given beside it.
+        flag: &'static str,
+    },
+    /// A zone where there is one copy.
+    #[error("donor {0} has zone={1}, which only two copies use; add --replicas 2, or remove zone=")]
+    ZoneWithoutReplicas(HostPort, Name),
+    /// The donors are asked for less than two copies, or stripes, need.
+    #[error(
+        "the guest's {memory} is more than --local-memory {local} and the {held} of which the donors can hold {what}, on different ones, with what they are asked for; raise their memory= or --local-memory, or lower --memory"
+    )]
+    DonorsTooSmall {
+        /// The guest's memory.
+        memory: ByteSize,
+        /// Local memory.
+        local: ByteSize,
+        /// Memory that the donors can hold.
+        held: ByteSize,
+        /// In what form.
+        what: &'static str,
+    },
+}
+
+impl RunSettings {
+    /// Returns what makes up for the loss of a donor, if the settings agree with that.
+    pub(super) fn checked_redundancy(&self) -> Result<Redundancy, ValidationError> {
+        let replicas = self.replicas;
+        check_range("--replicas", replicas, 1, REPLICAS_MAX)?;
+        let layout = self.redundancy.map(|stripes| stripes.0);
+        match (layout, replicas) {
+            (None, 1) => {
+                self.check_no_zone()?;
+                Ok(Redundancy::None)
+            }
+            (None, _) => {
+                self.check_copies()?;
+                Ok(Redundancy::Copies)
+            }
+            (Some(layout), 1) => {
+                self.check_stripes(layout)?;
+                Ok(Redundancy::Stripes(layout))
+            }
+            (Some(layout), _) => Err(RedundancyError::Both(layout, replicas).into()),
+        }
+    }
+
+    fn check_no_zone(&self) -> Result<(), RedundancyError> {
+        let zones = self.donors.iter();
+        let mut zones = zones.filter_map(|donor| Some((donor, donor.zone.clone()?)));
+        match zones.next() {
+            Some((donor, zone)) => {
+                let address = donor.address.clone();
+                Err(RedundancyError::ZoneWithoutReplicas(address, zone))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Copies are on different donors, and those of memory that is there from the start.
+    fn check_copies(&self) -> Result<(), RedundancyError> {
+        let (replicas, count) = (self.replicas, self.donors.len());
+        if count < replicas as usize {
+            return Err(RedundancyError::TooFewForReplicas { replicas, count });
+        }
+        let given = [
+            (self.hotplug_memory.is_some(), "--hotplug-memory"),
+            // Each NUMA node is the memory of one donor.
+            (self.numa == Numa::Expose, "--numa expose"),
+        ];
+        match given.into_iter().find(|(is_given, _)| *is_given) {
+            Some((_, flag)) => Err(RedundancyError::NotWithReplicas { replicas, flag }),
+            None => Ok(()),
+        }
+    }
+
+    /// The same of pieces, which do not move either, and travel by streams.
+    fn check_stripes(&self, layout: Layout) -> Result<(), RedundancyError> {
+        self.check_no_zone()?;
+        let given = [
+            (self.hotplug_memory.is_some(), "--hotplug-memory"),
+            (self.numa == Numa::Expose, "--numa expose"),
+            (!self.nodes.is_empty(), "--node"),
+            (
+                self.drain_failing == super::Switch::On,
+                "--drain-failing on",
+            ),
+            (self.transport == TransportKind::Rdma, "--transport rdma"),
+            (
+                self.transport == TransportKind::Hybrid,
+                "--transport hybrid",
+            ),
+            (
+                self.transport == TransportKind::Loopback,
+                "--transport loopback",
+            ),
+            (self.rdma.is_some(), "--rdma"),
+            // Pieces travel as they are.
+            (self.compression == Compression::On, "--compression on"),
+        ];
+        if let Some((_, flag)) = given.into_iter().find(|(is_given, _)| *is_given) {
+            return Err(RedundancyError::NotWithStripes { layout, flag });
+        }
+        let (pieces, count) = (layout.pieces(), self.donors.len());
+        if count < pieces {
+            return Err(RedundancyError::TooFewForStripes {
+                layout,
+                pieces,
+                count,
+            });
+        }
+        Ok(())
+    }
+
+    /// What the donors of the guest hold is not one copy of each page.
+    pub(super) fn redundancy_flag(&self) -> Option<&'static str> {
+        match (self.replicas, self.redundancy) {
+            (_, Some(_)) => Some("--redundancy"),
+            (2.., None) => Some("--replicas 2"),
+            (_, None) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(donors: usize) -> RunSettings {
+        let donor = |at: usize| format!("127.0.0.1:{}", 7000 + at);
+        RunSettings {
+            redundancy: Some("4+2".parse().expect("possible")),
+            donors: (0..donors)
+                .map(|at| donor(at).parse().expect("a donor"))
+                .collect(),
+            ..RunSettings::default()
+        }
+    }
+
+    #[test]
+    fn stripes_need_a_donor_for_each_piece() {
+        let layout: Layout = "4+2".parse().expect("possible");
+        for donors in [6, 9] {
+            let found = settings(donors).checked_redundancy().expect("enough");
+            assert_eq!(found, Redundancy::Stripes(layout));
+        }
+        let error = settings(5).checked_redundancy().expect_err("too few");
+        let text = error.to_string();
+        assert!(
+            text.contains("4+2 needs 6 donors") && text.contains("given is 5"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_stripes_cannot_have_is_refused_by_its_flag() {
+        let refused = |change: fn(&mut RunSettings)| {
+            let mut settings = settings(6);
+            change(&mut settings);
+            let error = settings.checked_redundancy().expect_err("refused");
+            error.to_string()
+        };
+        for (flag, text) in [
+            ("--replicas 2", refused(|run| run.replicas = 2)),
+            ("--numa expose", refused(|run| run.numa = Numa::Expose)),
+            (
+                "--hotplug-memory",
+                refused(|run| run.hotplug_memory = Some(ByteSize::from_mib(2))),
+            ),
+            (
+                "--drain-failing on",
+                refused(|run| run.drain_failing = super::super::Switch::On),
+            ),
+            (
+                "--transport rdma",
+                refused(|run| run.transport = TransportKind::Rdma),
+            ),
+            (
+                "--transport loopback",
+                refused(|run| run.transport = TransportKind::Loopback),
+            ),
+            (
+                "--node",
+                refused(|run| run.nodes = vec!["10.0.0.1:7000,cpus=1".parse().expect("a node")]),
+            ),
+            (
+                "zone=",
+                refused(|run| run.donors[0] = "127.0.0.1:1,zone=a".parse().expect("a donor")),
+            ),
+        ] {
+            assert!(text.contains(flag), "{flag}: {text}");
+        }
+    }
+
+    #[test]
+    fn stripes_are_named_as_sums_and_other_texts_refused_with_what_is_possible() {
+        let error = "3+1".parse::<StripesArg>().expect_err("three").to_string();
+        assert!(
+            error.contains("`3+1`") && error.contains("2, 4 or 8"),
+            "{error}"
+        );
+    }
+}
