@@ -132,6 +132,9 @@ impl<P: Peers> Engine<P> {
             Bytes::Member(member) => {
                 self.stats.from_member.increment();
                 self.stats.hot.count(page, writable);
+                for thread in self.stats.waits.threads(page) {
+                    self.stats.sources.count(thread, member);
+                }
                 self.install_inbound(page, writable, |inbound| inbound.from == Some(member))?;
             }
         }

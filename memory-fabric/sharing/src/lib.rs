@@ -23,6 +23,7 @@ mod merge;
 mod owned;
 mod requests;
 mod sleep;
+mod sources;
 mod starvation;
 mod stats;
 mod timers;

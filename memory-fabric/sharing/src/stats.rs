@@ -3,6 +3,7 @@
 use fabric_host::metrics::{Counter, Gauge, Histogram};
 
 use crate::hot::HotPages;
+use crate::sources::Sources;
 use crate::waits::Waits;
 
 /// Counters of this node's part of the shared memory.
@@ -68,4 +69,6 @@ pub struct SharingStats {
     pub hot: HotPages,
     /// The threads that wait for a page now.
     pub waits: Waits,
+    /// From which nodes the pages came that threads waited for.
+    pub sources: Sources,
 }

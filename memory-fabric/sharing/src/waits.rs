@@ -73,6 +73,14 @@ impl Waits {
         }
     }
 
+    /// The threads that wait for a page.
+    pub(crate) fn threads(&self, page: PageIndex) -> impl Iterator<Item = u32> {
+        let words = self.places().iter();
+        let words = words.map(|place| place.load(Ordering::Relaxed));
+        let waits = words.filter(move |word| *word != 0 && unpack(*word).1 == page);
+        waits.map(|word| unpack(word).0)
+    }
+
     /// The page for which a thread waits.
     #[must_use]
     pub fn of(&self, thread: u32) -> Option<PageIndex> {
@@ -100,6 +108,7 @@ mod tests {
         );
         waits.begin(5, two);
         assert_eq!(waits.of(5), Some(two), "the newest counts");
+        assert!(waits.threads(two).eq([5, 6, 7]));
         waits.end(two);
         assert_eq!([5, 6, 7].map(|of| waits.of(of)), [None; 3]);
         waits.begin(0, one);

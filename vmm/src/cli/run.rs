@@ -17,6 +17,7 @@ use ssi_hv::config::redundancy::StripesArg;
 use ssi_hv::config::vsock::VsockArg;
 use ssi_hv::config::{
     DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,
+    VcpuPolicy,
 };
 use ssi_hv::machine::Irqchip;
 use ssi_hv::size::ByteSize;
@@ -342,6 +343,16 @@ pub(super) struct RunArgs {
     )]
     merge_tables: Switch,
 
+    /// Which vCPUs move between nodes without a command. Hidden: docs/ssi.md says when it helps
+    #[arg(
+        long,
+        value_name = "static|follow",
+        value_parser = words::<VcpuPolicy>(),
+        default_value = "static",
+        hide = true
+    )]
+    vcpu_policy: VcpuPolicy,
+
     /// Write a report in JSON at the end
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     report: Option<PathBuf>,
@@ -432,6 +443,7 @@ impl RunArgs {
             user: self.user,
             chroot: self.chroot,
             merge_tables: self.merge_tables,
+            vcpu_policy: self.vcpu_policy,
             report: self.report,
             end_with_fd: self.end_with_fd,
         }

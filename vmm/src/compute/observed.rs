@@ -85,6 +85,10 @@ pub struct Observed {
     /// What it keeps at donors by itself.
     #[serde(default)]
     pub at_donors: AtDonors,
+    /// For each of its vCPUs: pages that it waited for here, by the node that sent them. They wrap
+    /// around.
+    #[serde(default)]
+    pub came_from: Vec<(u32, Vec<u32>)>,
 }
 
 /// What a node keeps at donors.
@@ -171,6 +175,7 @@ impl Observed {
             round_trip_us: None,
             peers: watched.peers(),
             at_donors: AtDonors::default(),
+            came_from: vcpus.iter().map(|vcpu| came_from(stats, *vcpu)).collect(),
         }
     }
 }
@@ -197,6 +202,13 @@ fn vcpu_now(stats: &SharingStats, vcpu: VcpuThread) -> (u32, VcpuState, Option<u
     };
     let page = page.map(|page| u64::from(page.number()) << PAGE_SHIFT);
     (vcpu.cpu, state, page)
+}
+
+fn came_from(stats: &SharingStats, vcpu: VcpuThread) -> (u32, Vec<u32>) {
+    let mut pages = stats.sources.of(vcpu.thread).to_vec();
+    let nodes = pages.iter().rposition(|pages| *pages > 0);
+    pages.truncate(nodes.map_or(0, |last| last + 1));
+    (vcpu.cpu, pages)
 }
 
 fn transfers(stats: &SharingStats, hold: &Summary, request: &Summary) -> Transfers {

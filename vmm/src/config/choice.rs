@@ -115,6 +115,11 @@ choices! {
         Exit "exit" "The run ends, with its own exit code",
         Restart "restart" "The guest is booted again",
     }
+    /// Whether vCPUs move between nodes without a command.
+    VcpuPolicy {
+        Static "static" "They stay where they are",
+        Follow "follow" "They move to the node that has most of the pages that they wait for",
+    }
     /// Whether pages are fetched before they are touched.
     Prefetching {
         Auto "auto" "When the guest's faults follow a pattern",
@@ -210,5 +215,6 @@ mod tests {
         check::<Switch>();
         check::<OnReboot>();
         check::<Prefetching>();
+        check::<VcpuPolicy>();
     }
 }

@@ -13,7 +13,7 @@ use memory_fabric::rdma::{DeviceChoice, Settings};
 use ssi_hv_sandbox::Privileges;
 
 use super::address::{Donor, HostPort};
-use super::choice::{Choice as _, HugePages, Numa, OnReboot, Prefetching, Switch};
+use super::choice::{Choice as _, HugePages, Numa, OnReboot, Prefetching, Switch, VcpuPolicy};
 use super::compute::ComputeNode;
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
@@ -144,6 +144,8 @@ pub struct RunConfig {
     pub privileges: Option<Privileges>,
     /// Whether nodes merge page tables of the guest's kernel.
     pub merge_tables: bool,
+    /// Whether its vCPUs move between nodes without a command.
+    pub vcpu_policy: VcpuPolicy,
     /// The file for the report.
     pub report: Option<PathBuf>,
     /// The pipe with whose end the run ends.
@@ -267,6 +269,7 @@ impl RunSettings {
             sandbox: self.sandbox == Switch::On,
             privileges: privileges.clone(),
             merge_tables: self.merge_tables == Switch::On,
+            vcpu_policy: self.vcpu_policy,
             report: placed("--report", &self.report)?,
             end_with_fd: self.end_with_fd,
         })

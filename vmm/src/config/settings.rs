@@ -6,7 +6,7 @@ use memory_fabric::fabric::{Compression, OnLostMemory, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::address::{Donor, HostPort};
-use super::choice::{self, HugePages, Numa, OnReboot, Prefetching, Switch};
+use super::choice::{self, HugePages, Numa, OnReboot, Prefetching, Switch, VcpuPolicy};
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
@@ -158,6 +158,9 @@ pub struct RunSettings {
     /// Let nodes write page tables of the kernel at the same time: on or off
     #[serde(with = "choice")]
     pub merge_tables: Switch,
+    /// Which vCPUs move between nodes without a command: static or follow
+    #[serde(with = "choice")]
+    pub vcpu_policy: VcpuPolicy,
     /// Write a report in JSON at the end
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
@@ -215,6 +218,7 @@ impl Default for RunSettings {
             user: None,
             chroot: None,
             merge_tables: Switch::Off,
+            vcpu_policy: VcpuPolicy::Static,
             report: None,
             end_with_fd: None,
         }

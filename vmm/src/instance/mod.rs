@@ -8,6 +8,7 @@ mod drains;
 mod errors;
 mod exec;
 mod failing;
+mod follow;
 mod free_memory;
 mod hotplug;
 mod hotplug_routes;

@@ -9,7 +9,6 @@ use super::console_file::ConsoleFile;
 use super::devices::HostDevices;
 use super::drains::VmDrains;
 use super::exec::{self, Exec, console_file};
-use super::failing;
 use super::links::{advice, describe, transport_used, unused};
 use super::memory::{
     connect, donor_shares, fabric_config, guest_memory, has_terminal, return_leases,
@@ -24,8 +23,9 @@ use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
+use super::{failing, follow};
 use crate::config::name::called;
-use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings};
+use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings, VcpuPolicy};
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
@@ -331,6 +331,19 @@ impl Run<'_> {
         if let Some(drains) = booted.drains.as_ref().filter(|_| config.drain_failing) {
             failing::start(drains).map_err(RunError::host("start a thread"))?;
         }
+        let follows = match (&others, config.vcpu_policy) {
+            (Some(others), VcpuPolicy::Follow) => {
+                let follows = follow::start(config, &others.seen(), &handle);
+                Some(follows.map_err(RunError::host("start a thread"))?)
+            }
+            (None, VcpuPolicy::Follow) => {
+                tracing::warn!(
+                    "the VM is on this host alone: --vcpu-policy follow moves nothing without --node"
+                );
+                None
+            }
+            (_, VcpuPolicy::Static) => None,
+        };
         let outcome = if supervisor.attend(handle.clone()) {
             machine.run()
         } else {
@@ -343,7 +356,7 @@ impl Run<'_> {
             *donors = drains.donors_for_restart().or(donors.take());
             drains.end();
         }
-        drop((watch, replay));
+        drop((watch, replay, follows));
         if let Some(error) = working_set.save(&fabric) {
             // The guest has run nevertheless.
             supervisor.note(error);

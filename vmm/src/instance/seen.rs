@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::compute::{AtDonors, Observed, Watched};
-use crate::machine::{MachineHandle, Observer};
+use crate::machine::{MachineHandle, Observer, VcpuThread};
 use crate::report::{
     Coherence, Distribution, HOTTEST_MAX, HotPage, HotPageNode, Node, NodeState, Peer, Percentiles,
     Role, Transfers,
@@ -132,6 +132,16 @@ impl NodesSeen {
     pub fn address_of(&self, place: u32) -> Option<String> {
         let index = usize::try_from(place).ok()?.checked_sub(1)?;
         self.addresses.get(index).cloned()
+    }
+
+    /// The newest report of each node, by place; that of this node is made of `threads`.
+    pub fn observed(&self, threads: &[VcpuThread]) -> Vec<Option<Observed>> {
+        let seen = self.lock().seen.clone();
+        let all = (0..).zip(seen).map(|(place, seen)| match place {
+            0 => Some(Observed::now(&self.watched, threads)),
+            _ => seen.and_then(|seen| read(place, &seen.report)),
+        });
+        all.collect()
     }
 
     /// What all nodes do; the vCPUs of this node are those of `machine`.

@@ -326,6 +326,7 @@ drain-failing = "off"
 insecure = false
 sandbox = "on"
 merge-tables = "off"
+vcpu-policy = "static"
 "#
     );
 }

@@ -4,9 +4,6 @@
 /// multiple of 8.
 pub const ROUNDS: u64 = 0x20_8004;
 
-/// Where each CPU of [`time_on_two_nodes`] counts: 4 bytes in a page for each.
-pub const TURNS: [u64; 2] = [0x21_8000, 0x21_9000];
-
 /// A guest whose CPU 0 starts CPU 1, which enters 64-bit mode by the tables of CPU 0. Both then call
 /// `6`, with their number in R12, and CPU 0 goes on with what is given first.
 macro_rules! two_cpu_guest {
@@ -432,67 +429,6 @@ two_cpu_guest!(
     "jnz 2b",
 );
 
-// Both hand a word to and fro, each time with the time stamp counter of the sender, until as many
-// times 2^20 ticks have passed as `ROUNDS` says, and count meanwhile at `TURNS`. Says `t` if a counter went back on its own CPU, `m` if
-// a message came before it was sent, and `k` otherwise.
-two_cpu_guest!(
-    time_on_two_nodes,
-    {
-        "say 'k'",
-    },
-    "mov r9d, [rbp + 4]",
-    "shl r9, 20",
-    "mov ebx, 0x211000",
-    "mov edi, r12d",
-    "shl edi, 12",
-    "add edi, 0x218000",
-    "call 7f",
-    "rdtsc",
-    "shl rdx, 32",
-    "or rax, rdx",
-    "mov r10, rax",
-    "add r9, rax",
-    "2: inc dword ptr [rdi]",
-    "lfence",
-    "rdtsc",
-    "shl rdx, 32",
-    "or rax, rdx",
-    "cmp rax, r10",
-    "jb 3f",
-    "mov r10, rax",
-    "pause",
-    "mov eax, [rbx]",
-    "mov ecx, eax",
-    "and ecx, 1",
-    "cmp ecx, r12d",
-    "jne 2b",
-    "mov rsi, [rbx + 8]",
-    "lfence",
-    "rdtsc",
-    "shl rdx, 32",
-    "or rax, rdx",
-    "cmp rax, r10",
-    "jb 3f",
-    "mov r10, rax",
-    "cmp rax, rsi",
-    "jb 4f",
-    // The other CPU ends when this one has.
-    "mov ecx, [rbx]",
-    "cmp dword ptr [rbx + 16], 1",
-    "je 5f",
-    "xor edx, edx",
-    "cmp rax, r9",
-    "setae dl",
-    "mov [rbx + 16], edx",
-    "mov [rbx + 8], rax",
-    "inc ecx",
-    "mov [rbx], ecx",
-    "test edx, edx",
-    "jz 2b",
-    "5: call 7f",
-    "ret",
-    "3: say 't'",
-    "jmp 88f",
-    "4: say 'm'",
-    "jmp 88f",
-);
+mod sharing;
+
+pub use sharing::{TURNS, share_on_two_nodes, time_on_two_nodes};

@@ -9,7 +9,7 @@ use serde_json::json;
 use ssi_hv::exit::ExitCode;
 use tiny_guests::halt_for_ever;
 use tiny_guests::moves::user_program;
-use tiny_guests::nodes::{init_on_two_nodes, work_on_two_nodes};
+use tiny_guests::nodes::{init_on_two_nodes, share_on_two_nodes, work_on_two_nodes};
 
 use super::commands::{children_of, code, code_of, halted, on_two_nodes, signal, start};
 use crate::running::{Place, end, node};
@@ -108,6 +108,41 @@ fn a_vcpu_that_waits_for_the_guests_boot_does_not_go_with_its_init() {
         let said = reports("ready", BOOT_TIMER_INIT_REACHED, false);
         assert!(said.contains("with from=ready stayed"), "{said}");
     }
+}
+
+/// Pages that node 1 has received, as the status has it.
+fn received(place: &Place) -> u64 {
+    let status = place.json(&["status", "two", "--json"]);
+    let received = &status["vms"][0]["nodes"][1]["transfers"]["pages_received"];
+    received.as_u64().unwrap_or_default()
+}
+
+#[test]
+fn a_vcpu_follows_the_pages_that_it_waits_for() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_node, address) = node(&place, &["--cpus", "1"]);
+    let policy = ["--vcpu-policy", "follow"];
+    let mut vm = on_two_nodes(&place, &address, share_on_two_nodes::code(), &policy);
+    let mut vm = vm.stdin(Stdio::piped()).spawn().expect("it starts");
+    let mut keyboard = vm.stdin.take().expect("a pipe");
+    wait_for(&mut vm, b'a');
+    let deadline = Instant::now() + end::LIMIT;
+    let mut were_apart = 0;
+    while nodes_of_vcpus(&place) != [0, 0] {
+        were_apart = were_apart.max(received(&place));
+        assert!(Instant::now() < deadline, "it does not move: {were_apart}");
+        std::thread::sleep(PAUSE);
+    }
+    assert!(were_apart > 100, "{were_apart} pages");
+    keyboard.write_all(b"y").expect("is read");
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), Some(0), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "k");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("has followed the pages"), "{said}");
 }
 
 #[test]

@@ -1,0 +1,86 @@
+//! vCPUs follow the pages that they wait for (`--vcpu-policy follow`).
+//!
+//! Each node counts, for each of its vCPUs, from which nodes the pages came that it waited for. Once in
+//! a second the primary looks at the reports of all. A vCPU moves when, within [`WINDOW`], it waited
+//! for at least [`PAGES_MIN`] pages, most of which came from one node, and that node has room.
+//!
+//! Two vCPUs that take pages from each other would both move, and be apart again. So one moves at a
+//! time, and then all are watched for a whole window again. One that has moved stays for
+//! [`STAYS_MIN`], and twice as long after each further move.
+
+mod policy;
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use super::seen::NodesSeen;
+use crate::config::RunConfig;
+use crate::intervals::Intervals;
+use crate::machine::MachineHandle;
+use policy::{Policy, Sighting};
+
+/// Interval between looks: each node reports as often.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many vCPUs each node runs at most: as many as it lends CPUs. This host shares its CPUs with its
+/// devices anyway.
+fn room(config: &RunConfig) -> Vec<usize> {
+    let lent = config.nodes.iter().map(|node| usize::from(node.cpus));
+    let elsewhere: usize = lent.clone().sum();
+    let begins_here = usize::from(config.cpus).saturating_sub(elsewhere);
+    let here = available_parallelism().map_or(1, usize::from);
+    [begins_here.max(here)].into_iter().chain(lent).collect()
+}
+
+/// Moves vCPUs, in a thread of its own, until the result is dropped.
+///
+/// # Errors
+///
+/// If the thread cannot be started.
+pub fn start(
+    config: &RunConfig,
+    seen: &Arc<NodesSeen>,
+    machine: &MachineHandle,
+) -> io::Result<Intervals> {
+    let (seen, machine) = (Arc::clone(seen), machine.clone());
+    let mut policy = Policy::new(room(config));
+    Intervals::start("vcpu-policy", INTERVAL, move || {
+        look(&mut policy, &seen, &machine);
+        ControlFlow::Continue(())
+    })
+}
+
+/// Looks at the reports of all nodes, and moves a vCPU if that helps.
+fn look(policy: &mut Policy, seen: &NodesSeen, machine: &MachineHandle) {
+    let observed = seen.observed(&machine.vcpu_threads());
+    let owners = machine.vcpu_nodes().unwrap_or_default();
+    let sightings = (0..).zip(owners).map(|(cpu, node)| {
+        let report = observed.get(usize::from(node)).and_then(Option::as_ref);
+        let of_it = report.and_then(|report| {
+            let mut all = report.came_from.iter();
+            all.find(|(of, _)| *of == u32::from(cpu))
+        });
+        Sighting {
+            cpu,
+            node,
+            came_from: of_it.map(|(_, pages)| pages.clone()),
+        }
+    });
+    let sightings: Vec<_> = sightings.collect();
+    let Some(found) = policy.look(Instant::now(), &sightings) else {
+        return;
+    };
+    let (cpu, to) = (u32::from(found.cpu), u32::from(found.to));
+    match machine.move_vcpu(cpu, to) {
+        Ok(()) => tracing::info!(
+            cpu,
+            node = to,
+            pages = found.pages,
+            "a vCPU has followed the pages that it waited for (--vcpu-policy follow)"
+        ),
+        Err(error) => tracing::debug!("vCPU {cpu} does not follow its pages: {error}"),
+    }
+}

@@ -1,0 +1,146 @@
+//! Which vCPU moves, as a function of what all have waited for.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Looks that count together: a vCPU that waits for a short time does not move.
+const WINDOW: usize = 5;
+/// Pages within them for which a move is worth while: it costs two pages, and the working set of the
+/// vCPU follows it, page by page.
+const PAGES_MIN: u64 = 100;
+/// Of all pages that it waited for, so many of 100 have to come from one node.
+const SHARE_MIN: u64 = 67;
+/// How long a vCPU stays after its first move.
+const STAYS_MIN: Duration = Duration::from_secs(30);
+/// How often that is doubled at most.
+const DOUBLINGS_MAX: u32 = 5;
+
+/// A vCPU, as its node reports it.
+#[derive(Clone, Debug)]
+pub(super) struct Sighting {
+    pub cpu: u8,
+    pub node: u8,
+    /// Pages that it waited for on this node so far, by the node that sent them; they wrap around.
+    /// `None` without a report.
+    pub came_from: Option<Vec<u32>>,
+}
+
+/// A vCPU is to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub cpu: u8,
+    pub to: u8,
+    /// Pages that it waited for from there within the window.
+    pub pages: u64,
+}
+
+/// What is known of a vCPU.
+#[derive(Debug, Default)]
+struct Record {
+    node: u8,
+    /// At the last look.
+    last: Option<Vec<u32>>,
+    /// What came between two looks each, the newest last.
+    window: VecDeque<Vec<u64>>,
+    stays_until: Option<Instant>,
+    moves: u32,
+}
+
+impl Record {
+    fn forget(&mut self) {
+        self.window.clear();
+    }
+
+    fn look(&mut self, sighting: &Sighting) {
+        if self.node != sighting.node {
+            // It has moved, perhaps by a command: the other node has counts of its own.
+            self.node = sighting.node;
+            self.last = None;
+            self.forget();
+        }
+        let Some(pages) = &sighting.came_from else {
+            return;
+        };
+        if let Some(last) = self.last.replace(pages.clone()) {
+            let before = |node: usize| last.get(node).copied().unwrap_or(0);
+            let came = pages.iter().enumerate();
+            let came = came.map(|(node, pages)| u64::from(pages.wrapping_sub(before(node))));
+            self.window.push_back(came.collect());
+            if self.window.len() > WINDOW {
+                self.window.pop_front();
+            }
+        }
+    }
+
+    /// The node from which most pages came within a whole window, and how many.
+    fn most(&self, now: Instant) -> Option<(u8, u64)> {
+        if self.window.len() < WINDOW || self.stays_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        let mut sums = [0_u64; u8::MAX as usize + 1];
+        for came in &self.window {
+            for (sum, pages) in sums.iter_mut().zip(came) {
+                *sum = sum.saturating_add(*pages);
+            }
+        }
+        let all = sums.iter().fold(0_u64, |all, sum| all.saturating_add(*sum));
+        let most = (0..=u8::MAX).zip(sums).max_by_key(|(_, sum)| *sum);
+        most.filter(|(node, pages)| {
+            *node != self.node
+                && *pages >= PAGES_MIN
+                && u128::from(*pages) * 100 >= u128::from(all) * u128::from(SHARE_MIN)
+        })
+    }
+
+    fn moved(&mut self, now: Instant) {
+        let stays = STAYS_MIN * (1 << self.moves.min(DOUBLINGS_MAX));
+        self.stays_until = now.checked_add(stays);
+        self.moves = self.moves.saturating_add(1);
+    }
+}
+
+/// Decides which vCPU moves.
+#[derive(Debug)]
+pub(super) struct Policy {
+    /// How many vCPUs each node runs at most.
+    room: Vec<usize>,
+    records: BTreeMap<u8, Record>,
+}
+
+impl Policy {
+    pub fn new(room: Vec<usize>) -> Self {
+        Self {
+            room,
+            records: BTreeMap::new(),
+        }
+    }
+
+    /// Takes what is known of all vCPUs, about once in a second. Returns the one that is to move, which
+    /// counts as moved.
+    pub fn look(&mut self, now: Instant, sightings: &[Sighting]) -> Option<Found> {
+        for sighting in sightings {
+            let record = self.records.entry(sighting.cpu).or_default();
+            record.look(sighting);
+        }
+        let has_room = |node: u8| {
+            let there = sightings.iter().filter(|one| one.node == node).count();
+            let room = self.room.get(usize::from(node)).copied();
+            room.is_some_and(|room| there < room)
+        };
+        let found = sightings.iter().filter_map(|sighting| {
+            let (to, pages) = self.records.get(&sighting.cpu)?.most(now)?;
+            let cpu = sighting.cpu;
+            has_room(to).then_some(Found { cpu, to, pages })
+        });
+        // Of equal ones the last: the first vCPUs begin where the devices are.
+        let found = found.max_by_key(|found| (found.pages, found.cpu))?;
+        self.records.values_mut().for_each(Record::forget);
+        if let Some(record) = self.records.get_mut(&found.cpu) {
+            record.moved(now);
+        }
+        Some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests;
