@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric_identity::{Role, SharedCredentials};
 use memory_fabric::NodeIds;
 use memory_fabric::fabric::{
-    DonorAddress, DonorShares, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, Redundancy,
-    SPIN_DEFAULT, TransportKind,
+    DonorAddress, DonorShares, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary,
+    Redundancy, SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
