@@ -430,11 +430,14 @@ impl Copies {
         })
     }
 
-    /// Ends a repair whose pages are all copied: the copy is valid. Returns false if its donor went
-    /// out in the meantime; the copy stays invalid then.
-    pub fn end_repair(&self, repair: &Repair) -> bool {
+    /// Ends a repair whose pages are all copied from these donors: the copy is valid. Returns false if
+    /// one of them or its own went out in the meantime, which the caller may not have seen yet; the
+    /// copy stays invalid then.
+    pub fn end_repair(&self, repair: &Repair, sources: &[(usize, Place)]) -> bool {
         let _changes = self.lock();
-        if self.is_out(repair.to.donor) {
+        // Write-backs complete without a donor that is out: what was read from it may be old.
+        let is_out = |(_, place): &(usize, Place)| self.is_out(place.donor);
+        if self.is_out(repair.to.donor) || sources.iter().any(is_out) {
             return false;
         }
         let mut copy = self.copy(repair.block, repair.at);

@@ -116,10 +116,8 @@ pub fn stripe_capacity(slots: &[u32], layout: Layout) -> u32 {
         let usable = slots.iter().map(|&slots| u64::from(slots.min(blocks)));
         usable.sum::<u64>() >= width * u64::from(blocks)
     };
-    let (mut fits, mut too_many) = (
-        0,
-        slots.iter().max().map_or(1, |most| most.saturating_add(1)),
-    );
+    let most = slots.iter().map(|&slots| u64::from(slots)).sum::<u64>() / width;
+    let (mut fits, mut too_many) = (0, u32::try_from(most).map_or(u32::MAX, |most| most + 1));
     while fits + 1 < too_many {
         let middle = fits + (too_many - fits) / 2;
         match is_enough(middle) {

@@ -13,7 +13,7 @@ use ssi_hv::config::name::VmName;
 use ssi_hv::config::net::NetArg;
 use ssi_hv::config::node_arg::NodeArg;
 use ssi_hv::config::rdma::RdmaArg;
-use ssi_hv::config::redundancy::StripesArg;
+use ssi_hv::config::stripes::StripesArg;
 use ssi_hv::config::vsock::VsockArg;
 use ssi_hv::config::{
     DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,

@@ -4,7 +4,7 @@ use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{Layout, TransportKind, replicated_blocks, striped_blocks};
 
 use super::LOCAL_MEMORY_MIN;
-use super::redundancy::RedundancyError;
+use super::redundancy_error::RedundancyError;
 use super::settings::RunSettings;
 use super::validation::{ValidationError, check_size};
 use crate::size::ByteSize;

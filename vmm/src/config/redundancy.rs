@@ -1,112 +1,12 @@
 //! What makes up for the loss of a donor: copies of pages, or stripes.
 
-use fabric_identity::Name;
-use memory_fabric::fabric::{Compression, Layout, LayoutError, Redundancy, TransportKind};
-use std::fmt;
-use std::str::FromStr;
+use memory_fabric::fabric::{Compression, Layout, Redundancy, TransportKind};
 
 use super::REPLICAS_MAX;
-use super::address::HostPort;
-use super::choice::Numa;
+use super::choice::{Numa, Switch};
+use super::redundancy_error::RedundancyError;
 use super::settings::RunSettings;
-use super::text::serde_as_text;
 use super::validation::{ValidationError, check_range};
-use crate::size::ByteSize;
-
-/// The value of `--redundancy`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct StripesArg(pub Layout);
-
-/// A text that names no stripes.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("`{0}` is no stripe: {1}")]
-pub struct StripesArgError(String, LayoutError);
-
-impl FromStr for StripesArg {
-    type Err = StripesArgError;
-
-    fn from_str(text: &str) -> Result<Self, StripesArgError> {
-        let layout = text.parse();
-        layout
-            .map(Self)
-            .map_err(|error| StripesArgError(text.to_owned(), error))
-    }
-}
-
-impl fmt::Display for StripesArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-serde_as_text!(StripesArg);
-
-/// Why memory on donors cannot have the redundancy that is asked for.
-#[derive(Debug, thiserror::Error)]
-pub enum RedundancyError {
-    /// Copies on different donors need as many donors.
-    #[error(
-        "--replicas {replicas} needs {replicas} donors, each for one copy of a page; the number given is {count}; add --donor, or remove --replicas"
-    )]
-    TooFewForReplicas {
-        /// Number of copies.
-        replicas: u32,
-        /// Number of donors.
-        count: usize,
-    },
-    /// Pieces on different donors need as many donors.
-    #[error(
-        "--redundancy {layout} needs {pieces} donors, each for one piece of a page; the number given is {count}; add --donor, or use fewer pieces"
-    )]
-    TooFewForStripes {
-        /// The stripes.
-        layout: Layout,
-        /// Pieces of a stripe.
-        pieces: usize,
-        /// Number of donors.
-        count: usize,
-    },
-    /// Two kinds at once.
-    #[error("--redundancy {0} and --replicas {1} exclude each other; remove one of them")]
-    Both(Layout, u32),
-    /// Something has one copy.
-    #[error(
-        "--replicas {replicas} is for memory that is there from the start and that the guest sees as one; remove {flag}, or --replicas"
-    )]
-    NotWithReplicas {
-        /// Number of copies.
-        replicas: u32,
-        /// What was given beside it.
-        flag: &'static str,
-    },
-    /// Stripes are less general than copies.
-    #[error(
-        "--redundancy {layout} is for memory that is there from the start, that the guest sees as one, and that donors lend over TCP or UDP to a guest on one host; remove {flag}, or use --replicas 2 if that has it"
-    )]
-    NotWithStripes {
-        /// The stripes.
-        layout: Layout,
-        /// What was given beside it.
-        flag: &'static str,
-    },
-    /// A zone where there is one copy.
-    #[error("donor {0} has zone={1}, which only two copies use; add --replicas 2, or remove zone=")]
-    ZoneWithoutReplicas(HostPort, Name),
-    /// The donors are asked for less than two copies, or stripes, need.
-    #[error(
-        "the guest's {memory} is more than --local-memory {local} and the {held} of which the donors can hold {what}, on different ones, with what they are asked for; raise their memory= or --local-memory, or lower --memory"
-    )]
-    DonorsTooSmall {
-        /// The guest's memory.
-        memory: ByteSize,
-        /// Local memory.
-        local: ByteSize,
-        /// Memory that the donors can hold.
-        held: ByteSize,
-        /// In what form.
-        what: &'static str,
-    },
-}
 
 impl RunSettings {
     /// Returns what makes up for the loss of a donor, if the settings agree with that.
@@ -167,10 +67,7 @@ impl RunSettings {
             (self.hotplug_memory.is_some(), "--hotplug-memory"),
             (self.numa == Numa::Expose, "--numa expose"),
             (!self.nodes.is_empty(), "--node"),
-            (
-                self.drain_failing == super::Switch::On,
-                "--drain-failing on",
-            ),
+            (self.drain_failing == Switch::On, "--drain-failing on"),
             (self.transport == TransportKind::Rdma, "--transport rdma"),
             (
                 self.transport == TransportKind::Hybrid,
@@ -211,6 +108,7 @@ impl RunSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::size::ByteSize;
 
     fn settings(donors: usize) -> RunSettings {
         let donor = |at: usize| format!("127.0.0.1:{}", 7000 + at);
@@ -255,7 +153,7 @@ mod tests {
             ),
             (
                 "--drain-failing on",
-                refused(|run| run.drain_failing = super::super::Switch::On),
+                refused(|run| run.drain_failing = Switch::On),
             ),
             (
                 "--transport rdma",
@@ -276,14 +174,5 @@ mod tests {
         ] {
             assert!(text.contains(flag), "{flag}: {text}");
         }
-    }
-
-    #[test]
-    fn stripes_are_named_as_sums_and_other_texts_refused_with_what_is_possible() {
-        let error = "3+1".parse::<StripesArg>().expect_err("three").to_string();
-        assert!(
-            error.contains("`3+1`") && error.contains("2, 4 or 8"),
-            "{error}"
-        );
     }
 }

@@ -13,7 +13,7 @@ use super::name::VmName;
 use super::net::NetArg;
 use super::node_arg::NodeArg;
 use super::rdma::RdmaArg;
-use super::redundancy::StripesArg;
+use super::stripes::StripesArg;
 use super::vsock::VsockArg;
 use super::{DEFAULT_DONOR_GRACE_SECONDS, DEFAULT_MEMORY};
 use crate::machine::Irqchip;

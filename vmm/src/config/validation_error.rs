@@ -11,7 +11,7 @@ use super::cpu_list::CpuList;
 use super::node_arg::NODES_MAX;
 use super::policy::PolicyError;
 use super::privileges::PrivilegesError;
-use super::redundancy::RedundancyError;
+use super::redundancy_error::RedundancyError;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
 use crate::size::ByteSize;

@@ -279,13 +279,14 @@ impl Copies {
     }
 
     /// Ends a move whose pages are all copied: the new copy takes the place of the old one. Returns
-    /// false if its donor went out meanwhile.
+    /// false if its donor or the one that was read from went out meanwhile.
     pub fn end_move(&self, done: &Repair) -> bool {
         let mut ledger = self.lock();
         let Some(leaving) = &mut ledger.leaving else {
             return false;
         };
-        if self.is_out(done.to.donor) {
+        // Write-backs complete without a donor that is out: what was read from it may be old.
+        if self.is_out(done.to.donor) || self.is_out(done.from.donor) {
             return false;
         }
         let copies = self.of(done.block).into_iter().enumerate();

@@ -54,12 +54,43 @@ fn a_zone_with_too_much_of_the_memory_has_only_what_no_other_holds_twice() {
     assert_eq!(in_one_zone(&placement, &zones), 8);
 }
 
+/// Returns for how many blocks donors have pieces on different ones, by taking one of each block from
+/// those with the most slots left.
+fn one_by_one(slots: &[u32], width: usize) -> u32 {
+    let mut left = slots.to_vec();
+    for blocks in 0.. {
+        left.sort_unstable_by(|one, other| other.cmp(one));
+        if left.len() < width || left[width - 1] == 0 {
+            return blocks;
+        }
+        left[..width].iter_mut().for_each(|slots| *slots -= 1);
+    }
+    unreachable!("slots are used up")
+}
+
+#[test]
+fn more_donors_than_pieces_have_room_for_more_blocks_than_each_has_slots() {
+    let layout = "4+2".parse().expect("a layout");
+    assert_eq!(stripe_capacity(&[220; 8], layout), 293);
+    assert_eq!(stripe_capacity(&[220; 6], layout), 220);
+    assert_eq!(stripe_capacity(&[220; 5], layout), 0);
+    assert_eq!(stripe_capacity(&[], layout), 0);
+}
+
 /// Donors, each with slots and a zone.
 fn donors() -> impl Strategy<Value = Vec<(u32, u8)>> {
     prop::collection::vec((0_u32..40, 0_u8..4), 0..9)
 }
 
 proptest! {
+    #[test]
+    fn stripes_have_as_many_blocks_as_fit(slots in prop::collection::vec(0_u32..60, 0..12)) {
+        for layout in ["2+1", "4+2"] {
+            let layout: Layout = layout.parse().expect("a layout");
+            prop_assert_eq!(stripe_capacity(&slots, layout), one_by_one(&slots, layout.pieces()));
+        }
+    }
+
     #[test]
     fn copies_are_on_different_donors_and_no_slot_is_used_twice(
         donors in donors(),

@@ -87,14 +87,17 @@ impl ReplicatedTransport {
             return false;
         }
         let Some(Current {
-            repair, is_move, ..
+            repair,
+            is_move,
+            sources,
+            ..
         }) = repairs.current.take()
         else {
             return true;
         };
         let copies = self.set.copies();
         match is_move {
-            false if copies.end_repair(&repair) => {
+            false if copies.end_repair(&repair, &sources) => {
                 repairs.has_repaired = true;
                 self.set.repaired_blocks.increment();
             }

@@ -20,6 +20,13 @@ impl ReplicatedTransport {
         debug_assert_eq!(self.role, Role::Evictor);
         let (block, in_block) = split(offset);
         let copies = self.set.copies();
+        let split = self.stripes.as_ref().map_or(1, Stripes::split);
+        if let Work::Drop { pages } = work
+            && whole_pages(in_block, pages, split).is_none()
+        {
+            // The donors' pages have pieces of others as well. Nobody waits for a drop.
+            return Ok(());
+        }
         let mut places = [None; PIECES_MAX + 1];
         for (at, place) in places.iter_mut().enumerate().take(copies.width()) {
             *place = copies.writable_at(block, at);
@@ -47,7 +54,6 @@ impl ReplicatedTransport {
             let donor = usize::from(place.donor);
             let member = &mut self.members[donor];
             let pieces = self.stripes.as_ref();
-            let split = pieces.map_or(1, Stripes::split);
             let posted = match (work, page) {
                 (Work::Drop { pages }, _) => {
                     let Some((first, pages)) = whole_pages(in_block, pages, split) else {
@@ -72,7 +78,7 @@ impl ReplicatedTransport {
         }
         self.operation(index).waits_for = waits_for;
         if waits_for == 0 {
-            // Only a drop of less than the donors' pages.
+            // No donor is left for it.
             self.unposted.push_back(index);
         }
         Ok(())

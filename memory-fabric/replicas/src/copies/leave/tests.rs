@@ -97,7 +97,7 @@ fn a_copy_is_made_again_in_another_zone_while_one_has_room() {
     let mut targets = Vec::new();
     while let Some(repair) = copies.begin_repair(0) {
         targets.push(repair.to.donor);
-        assert!(copies.end_repair(&repair));
+        assert!(copies.end_repair(&repair, &[]));
     }
     assert_eq!(targets, [3, 1]);
     assert_eq!((copies.degraded(), copies.in_one_zone()), (0, 1));
@@ -154,7 +154,7 @@ fn a_donor_gets_no_copy_between_the_last_move_and_its_end() {
     while let Some(repair) = copies.begin_repair(from) {
         assert_ne!(repair.to.donor, 0);
         from = repair.block;
-        assert!(copies.end_repair(&repair));
+        assert!(copies.end_repair(&repair, &[]));
     }
     // Nor does a copy of another donor that is drained.
     if copies.leave(2).is_ok() {
@@ -237,11 +237,26 @@ fn a_block_with_one_copy_takes_a_place_that_is_reserved_for_a_move() {
     let mut from = 0;
     while let Some(repair) = copies.begin_repair(from) {
         from = repair.block;
-        assert!(copies.end_repair(&repair));
+        assert!(copies.end_repair(&repair, &[]));
     }
     assert_eq!(copies.degraded(), 0);
     assert_eq!(move_with_what_is_left(&copies), (0, 2));
     assert_eq!(copies.degraded(), 0, "what stays has two copies");
+}
+
+#[test]
+fn what_was_read_from_a_donor_that_went_out_is_not_used() {
+    let copies = copies(&[4, 4, 4], 4);
+    copies.leave(0).expect("there is room");
+    let begun = match copies.begin_move() {
+        NextMove::Begun(begun) => begun,
+        other => panic!("{other:?}"),
+    };
+    // The donor that leaves still has the other copy of the block.
+    assert_eq!(copies.exclude(begun.from.donor), Ok(true));
+    assert!(!copies.end_move(&begun));
+    let of_other = [(1, begun.from)];
+    assert!(!copies.end_repair(&begun, &of_other), "its source is out");
 }
 
 #[test]
@@ -291,7 +306,7 @@ fn a_donor_that_goes_out_while_it_leaves_is_one_that_is_lost() {
     let mut from = 0;
     while let Some(repair) = copies.begin_repair(from) {
         from = repair.block;
-        assert!(copies.end_repair(&repair));
+        assert!(copies.end_repair(&repair, &[]));
     }
     assert_eq!((copies.degraded(), copies.blocks_at(0)), (0, 0));
 }
