@@ -96,9 +96,34 @@ impl CpuHost {
         if named != usize::from(nodes) {
             return Ok(Err(format!("{named} of {nodes} nodes are named")));
         }
+        if secured && !leases.is_empty() {
+            let text = "leases at donors are given over a connection with certificates, which only the \
+                        VM itself shows donors";
+            return Ok(Err(text.to_owned()));
+        }
+        let lent = table.0.get(usize::from(request.me));
+        let lent = lent.map_or(0, |member| member.lent_bytes);
+        let granted = leases.iter().map(|lease| lease.grant.bytes);
+        if let Err(text) = check_lent(lent, granted, request.lent_bytes) {
+            return Ok(Err(text));
+        }
         let connected = process.connect(table, leases);
         Ok(connected.map(|()| process).map_err(describe))
     }
+}
+
+/// Checks what a process is to use: `lent` counts what donors have granted as well, and this node has
+/// reserved so many bytes of its own.
+fn check_lent(lent: u64, granted: impl Iterator<Item = u64>, reserved: u64) -> Result<(), String> {
+    let granted = granted.fold(0, u64::saturating_add);
+    let own = lent.saturating_sub(granted);
+    if own > reserved {
+        return Err(format!(
+            "{own} bytes of this node's memory are named, {reserved} were asked for; the primary has to \
+             name what it has asked for"
+        ));
+    }
+    Ok(())
 }
 
 /// Receives where all nodes listen, and before that the leases for this one.
@@ -186,6 +211,17 @@ fn describe(error: ProcessError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_gets_no_more_memory_than_was_asked_for() {
+        let check = |lent, granted: &[u64]| check_lent(lent, granted.iter().copied(), 8 << 20);
+        assert_eq!(check(8 << 20, &[]), Ok(()));
+        assert_eq!(check(28 << 20, &[16 << 20, 4 << 20]), Ok(()));
+        let refused = check(1 << 40, &[]).expect_err("1 TiB");
+        assert!(refused.contains("8388608 were asked for"), "{refused}");
+        assert!(check(29 << 20, &[20 << 20]).is_err());
+        assert_eq!(check(u64::MAX, &[u64::MAX, 1]), Ok(()));
+    }
 
     #[test]
     fn no_more_cpus_are_lent_than_there_are() {

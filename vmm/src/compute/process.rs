@@ -258,7 +258,8 @@ impl Ends {
         let mut run = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &run.handle {
             Some(handle) => handle.fail(error),
-            None => run.failure = Some(error),
+            // What follows from the first one says less.
+            None => drop(run.failure.get_or_insert(error)),
         }
     }
 }

@@ -349,6 +349,10 @@ impl Run<'_> {
         } else {
             Ok(Outcome::Stopped)
         };
+        if let Err(error @ MachineError::DonorLost { .. }) = &outcome {
+            // Before what follows from it: pages of that node do not come any more.
+            supervisor.donor_lost(describe_error(error));
+        }
         if let Some(hotplug) = &booted.hotplug {
             hotplug.end();
         }

@@ -291,6 +291,14 @@ impl Supervisor {
         });
     }
 
+    /// Ends the run because another node has lost a donor.
+    pub fn donor_lost(&self, error: String) {
+        self.end(End {
+            code: ExitCode::DonorLost,
+            error: Some(error),
+        });
+    }
+
     /// Ends the run because guest memory cannot be served any more.
     pub fn memory_failed(&self, reason: &str) {
         self.end(End {
