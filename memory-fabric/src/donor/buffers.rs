@@ -3,8 +3,8 @@
 //!
 //! A connection has buffers from its first bytes on, for its handshake and its requests. There are as
 //! many of these as there are places, so that they always fit. Connections for pages have more, from a
-//! budget of their own: a client that uses that up keeps no lease from being renewed, and no VM from
-//! replacing a connection by another.
+//! budget of their own: a client that uses that up keeps no lease from being renewed. It is enough for
+//! all places by TCP.
 
 use super::session;
 use super::{CONNECTIONS_MAX, WAITING_MAX};
