@@ -230,7 +230,7 @@ fn help_fits_80_columns_and_names_what_is_there() {
             "{help}"
         );
         assert!(help.lines().count() <= 49, "{help}");
-        assert!(!help.contains("--redundancy"), "{help}");
+        assert!(!help.contains("--rebalance"), "{help}");
     }
 }
 
@@ -353,8 +353,8 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
         ("local_memory = '1G'", "did you mean `local-memory`?"),
         ("zzz = 1", "the keys are the flags"),
         (
-            "redundancy = '4+2'",
-            "unknown key `redundancy`; it is not there yet in this build",
+            "rebalance = true",
+            "unknown key `rebalance`; it is not there yet in this build",
         ),
         ("\n\nmemory = '1X'", "vm.toml:3: `1X` is not a size"),
         ("cpus = 'two'", "vm.toml:1: invalid type"),
