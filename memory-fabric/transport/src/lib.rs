@@ -123,7 +123,8 @@ pub trait PageTransport: Send + fmt::Debug {
         self.post_read_run(ticket, offset, bytes.div_ceil(PAGE_BYTES))
     }
 
-    /// Sends a page to be stored at `offset`. The bytes are taken before the call returns.
+    /// Sends a page to be stored at `offset`. The bytes are taken before the call returns. No other
+    /// write of this page is outstanding: they may take different ways.
     ///
     /// # Errors
     ///
@@ -153,8 +154,9 @@ pub trait PageTransport: Send + fmt::Debug {
         unreachable!("{bytes} bytes at {offset} ({ticket:?}): only donors are sent pieces")
     }
 
-    /// Makes the home drop `pages` pages from `offset` on, in the order of posting with the
-    /// writes. At most [`DROP_PAGES_MAX`](fabric_wire::DROP_PAGES_MAX).
+    /// Makes the home drop `pages` pages from `offset` on, of which none has a write outstanding; what
+    /// is written from then on is stored behind it. At most
+    /// [`DROP_PAGES_MAX`](fabric_wire::DROP_PAGES_MAX).
     ///
     /// # Errors
     ///

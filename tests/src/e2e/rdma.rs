@@ -38,6 +38,8 @@ const PROBE: &str = "faultprobe --bytes 128M";
 const READ_PAGES_MIN: u64 = 1000;
 /// Upper bound of pages read over TCP for the initial measurement.
 const MEASURING_READS_MAX: u64 = 64;
+/// Guests that are run for a measurement that finds RDMA faster.
+const MEASURED_MAX: u32 = 4;
 /// Minimum of faults of each kind for a meaningful comparison.
 const COMPARED_FAULTS_MIN: u64 = 500;
 /// Upper bound of a fault by RDMA at p50, relative to one by TCP in the same guest.
@@ -211,13 +213,9 @@ fn ticks_of(stat: &str) -> Option<u64> {
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// Uses two donors on one host, one with RDMA and one without, so that the same guest has faults of
-/// both kinds at the same time.
-fn boot(context: &Context<'_>) -> Result {
-    let hosts = context.testbed.hosts();
-    hosts.iter().try_for_each(add_rxe)?;
-    let donor = Donor::lending(context, "256M", &["--rdma-device", "rxe0"])?;
-    let other = Donor::second_lending(context, "256M", &["--rdma-device", "none"])?;
+/// Runs a guest with two donors, of which the first one has RDMA, until that is used. A measurement on
+/// emulated hosts may find that TCP is faster, and is then followed.
+fn by_both(context: &Context<'_>) -> anyhow::Result<(Finished, Donor, Donor)> {
     let mut guest = Guest {
         memory: "320M",
         local_memory: Some("96M"),
@@ -226,16 +224,38 @@ fn boot(context: &Context<'_>) -> Result {
     guest
         .more
         .extend(["--transport", "auto", "--donor", DONOR_2]);
-    let guest = guest.run(context)?;
-    guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe_over(96 << 20)?;
-    ensure!(
-        guest.report["transport"]["kind"] == "mixed",
-        "transport {}, path {}: {}",
-        guest.report["transport"],
-        guest.report["nodes"][1]["path"],
-        guest.output.stderr
-    );
+    for attempt in 1.. {
+        let donor = Donor::lending(context, "256M", &["--rdma-device", "rxe0"])?;
+        let other = Donor::second_lending(context, "256M", &["--rdma-device", "none"])?;
+        let guest = guest.run(context)?;
+        guest.expect_exit(exit::SHUTDOWN)?;
+        guest.faultprobe_over(96 << 20)?;
+        let (transport, path) = (
+            &guest.report["transport"],
+            &guest.report["nodes"][1]["path"],
+        );
+        if transport["kind"] == "mixed" {
+            return Ok((guest, donor, other));
+        }
+        let page_us = |by: &str| path[by]["page_us"].as_f64();
+        ensure!(
+            attempt < MEASURED_MAX && page_us("rdma") > page_us("tcp") && page_us("tcp").is_some(),
+            "attempt {attempt}: transport {transport}, path {path}: {}",
+            guest.output.stderr
+        );
+        context.note(format!("TCP was measured to be faster: {path}"));
+        donor.stop(context)?;
+        other.stop(context)?;
+    }
+    unreachable!("attempts are limited")
+}
+
+/// Uses two donors on one host, one with RDMA and one without, so that the same guest has faults of
+/// both kinds at the same time.
+fn boot(context: &Context<'_>) -> Result {
+    let hosts = context.testbed.hosts();
+    hosts.iter().try_for_each(add_rxe)?;
+    let (guest, donor, other) = by_both(context)?;
     let rdma = rdma_of(&guest)?;
     ensure!(
         rdma.pages_read >= READ_PAGES_MIN && rdma.failures == 0,

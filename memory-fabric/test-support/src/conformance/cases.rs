@@ -82,6 +82,22 @@ pub enum Request {
     ReadPiece(u32, u32, u32),
 }
 
+impl Request {
+    /// The pages that it changes.
+    fn changed(self) -> std::ops::Range<u32> {
+        match self {
+            Self::Write(page, _) | Self::WritePiece(page, ..) => page..page + 1,
+            Self::Drop(first, count) => first..first + count,
+            Self::Read(_) | Self::ReadRun(..) | Self::ReadPiece(..) => 0..0,
+        }
+    }
+
+    fn changes_what(self, other: Self) -> bool {
+        let (this, other) = (self.changed(), other.changed());
+        this.start < other.end && other.start < this.end
+    }
+}
+
 /// A user of a transport.
 #[derive(Debug)]
 pub struct User {
@@ -182,6 +198,12 @@ impl User {
         let (mut posted, mut idle_since) = (0, Instant::now());
         while posted < requests.len() || !outstanding.is_empty() || !drops.is_empty() {
             while let Some(&request) = requests.get(posted) {
+                // As the pager does: a page has one write outstanding at most, and none when it is
+                // dropped.
+                let is_before = |&place: &usize| request.changes_what(requests[place]);
+                if outstanding.values().any(is_before) {
+                    break;
+                }
                 match (self.post(request), request) {
                     (Err(Full), _) => break,
                     (Ok(_), Request::Drop(_, count)) => drops.push(count),
