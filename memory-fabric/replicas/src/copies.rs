@@ -44,8 +44,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use vacated::Noted;
 use vacated::{Epochs, Kept};
+use word::DONOR_BITS;
+pub use word::SLOTS_MAX;
 pub use word::{Copy, CopyState};
-use word::{DONOR_BITS, SLOT_BITS};
 
 /// Limit of donors.
 pub const DONORS_MAX: usize = 1 << DONOR_BITS;
@@ -176,8 +177,10 @@ impl Copies {
     ) -> Self {
         assert!(slots.len() <= DONORS_MAX, "{} donors", slots.len());
         assert_eq!(slots.len(), zones.len(), "each donor has a zone");
-        let limit = 1 << SLOT_BITS;
-        assert!(slots.iter().all(|&slots| slots <= limit), "{slots:?} slots");
+        assert!(
+            slots.iter().all(|&slots| slots <= SLOTS_MAX),
+            "{slots:?} slots"
+        );
         let valid = |place| Copy {
             place,
             state: CopyState::Valid,

@@ -17,7 +17,7 @@ pub mod set;
 pub mod stripe;
 pub mod transport;
 
-pub use copies::{Copies, DONORS_MAX, LeaveError};
+pub use copies::{Copies, DONORS_MAX, LeaveError, SLOTS_MAX};
 pub use placement::{Place, Placement, StripePlacement, capacity, stripe_capacity, zones};
 pub use set::{
     LeaveEvent, LeaveObserver, Loss, Newcomer, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic,

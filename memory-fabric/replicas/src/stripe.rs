@@ -159,7 +159,12 @@ impl FromStr for Layout {
 
     fn from_str(text: &str) -> Result<Self, LayoutError> {
         let (data, parity) = text.split_once('+').ok_or(LayoutError)?;
-        let number = |text: &str| text.parse().map_err(|_| LayoutError);
+        let number = |text: &str| {
+            // A number may begin with a sign as well.
+            let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = text.parse().ok().filter(|_| is_plain);
+            number.ok_or(LayoutError)
+        };
         Self::new(number(data)?, number(parity)?)
     }
 }
@@ -339,7 +344,7 @@ mod tests {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
         for text in [
-            "", "4", "4+", "+2", "3+1", "4+3", "4+0", "16+2", "1+1", "4+2+1", "4-2",
+            "", "4", "4+", "+2", "3+1", "4+3", "4+0", "16+2", "1+1", "4+2+1", "4-2", "4++2", "+4+2",
         ] {
             assert_eq!(text.parse::<Layout>(), Err(LayoutError), "{text}");
         }

@@ -422,12 +422,15 @@ impl PageTransport for ReplicatedTransport {
         for donor in 0..self.members.len() {
             self.poll_member(donor, complete);
         }
+        if self.role == Role::Reader {
+            // Before what waits for such a donor.
+            self.readmit_seen();
+        }
         self.post_unposted(complete);
         self.note_answered();
         self.look_for_stalls();
-        match self.role {
-            Role::Evictor => self.repair(),
-            Role::Reader => self.readmit_seen(),
+        if self.role == Role::Evictor {
+            self.repair();
         }
         self.flush();
     }

@@ -12,7 +12,7 @@ use crate::transport::vacant::Vacant;
 use crate::view::VmMemory;
 use fabric_replicas::{
     Copies, Layout, Loss, Placement, ReplicaEvent, ReplicaSet, ReplicatedTransport, Role,
-    StripePlacement, Traffic,
+    SLOTS_MAX, StripePlacement, Traffic,
 };
 use std::collections::BTreeSet;
 use std::io;
@@ -64,8 +64,9 @@ fn piece_bytes(layout: Layout) -> u64 {
     BLOCK_BYTES / layout.data() as u64
 }
 
+/// Returns how many blocks or pieces so many bytes are, as far as they can be used.
 fn blocks_of(bytes: u64, block_bytes: u64) -> u32 {
-    u32::try_from(bytes / block_bytes).unwrap_or(u32::MAX)
+    u32::try_from(bytes / block_bytes).map_or(SLOTS_MAX, |blocks| blocks.min(SLOTS_MAX))
 }
 
 /// Places two copies of so many bytes, or of as many as donors can hold that lend so much each. Returns
@@ -259,6 +260,15 @@ pub(super) fn join_transports(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_donor_lends_beyond_the_slots_of_a_place_is_not_used() {
+        let layout = "8+1".parse().expect("a layout");
+        let (copies, primaries) = place_stripes(8 << 20, layout, [4 << 40; 9].into_iter());
+        assert_eq!((copies.blocks(), primaries.iter().sum::<u32>()), (4, 4));
+        let (copies, _) = place_at_most(8 << 20, &[0, 1], [32 << 40; 2].into_iter());
+        assert_eq!(copies.blocks(), 4);
+    }
 
     const MIB: u64 = 1 << 20;
 

@@ -138,14 +138,7 @@ impl Leased {
         grant
             .check(&request)
             .map_err(|error| ControlError::Grant(config.address, error))?;
-        let mut leased = Self {
-            config,
-            control: Some(control),
-            grant,
-            round_trip: Duration::MAX,
-        };
-        leased.measure()?;
-        Ok(leased)
+        Self::measured(config, control, grant)
     }
 
     /// Takes over a lease that another process of the VM obtained, for which `config` is: from here on
@@ -157,6 +150,14 @@ impl Leased {
     pub fn resume(config: LinkConfig, grant: LeaseGrant) -> Result<Self, ControlError> {
         let mut control = ControlStream::connect_by(config.address, &config.carrier)?;
         let _: LeaseStatus = control.call(FrameKind::Resume, &grant.token, FrameKind::Status)?;
+        Self::measured(config, control, grant)
+    }
+
+    fn measured(
+        config: LinkConfig,
+        control: ControlStream,
+        grant: LeaseGrant,
+    ) -> Result<Self, ControlError> {
         let mut leased = Self {
             config,
             control: Some(control),

@@ -4,7 +4,7 @@
 //! is out until every thread has a connection to it. Then the thread that repairs readmits it like
 //! one that returns, and it has no copy that could be stale. Copies come by repairs and drains.
 
-use super::{Copies, Ledger, Loan, SLOT_BITS};
+use super::{Copies, Ledger, Loan, SLOTS_MAX};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// What becomes of a donor's loan.
@@ -85,7 +85,7 @@ impl Copies {
         // Relaxed: readers use it for donors in use, which this one is not yet.
         self.zones[usize::from(donor)].store(zone, Ordering::Relaxed);
         ledger.loans[usize::from(donor)] = Loan {
-            slots: slots.min(1 << SLOT_BITS),
+            slots: slots.min(SLOTS_MAX),
             standing: Standing::Joining,
             ..Loan::absent()
         };

@@ -3,9 +3,11 @@
 use crate::placement::Place;
 
 /// In a copy's word: the slot, as wide as that of the home table.
-pub(super) const SLOT_BITS: u32 = 23;
+const SLOT_BITS: u32 = 23;
 /// The donor's link, of which there are at most 64.
 pub(super) const DONOR_BITS: u32 = 6;
+/// Limit of the slots that are used at a donor.
+pub const SLOTS_MAX: u32 = 1 << SLOT_BITS;
 const STATE_SHIFT: u32 = SLOT_BITS + DONOR_BITS;
 
 const _: () = assert!(STATE_SHIFT + 2 <= u32::BITS);
