@@ -298,7 +298,9 @@ fn panic_exit_code(context: &Context<'_>) -> Result {
         console.contains("Kernel panic - not syncing: sysrq triggered crash"),
         "the console does not say why"
     );
-    ensure!(errors.contains("its kernel panicked"), "{errors}");
+    let reason =
+        "its kernel panicked; its console says: Kernel panic - not syncing: sysrq triggered crash";
+    ensure!(errors.contains(reason), "{errors}");
     Ok(Verdict::Pass)
 }
 

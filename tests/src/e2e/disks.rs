@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
-use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::guest::{Finished, GUEST_DEADLINE, Guest, PAUSED, SHORT, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -206,9 +206,6 @@ const ROUNDS: &str = "p=/tmp/p; dd if=/dev/urandom of=$p bs=1M count=8; \
     echo made=$(sha256sum <$p); while :; do faultprobe --bytes 64M; done & \
     for i in $(seq 1000); do dd if=$p of=/dev/vda bs=1M conv=fsync 2>/dev/null; \
     echo 3 >/proc/sys/vm/drop_caches; echo round=$i read=$(sha256sum </dev/vda); done";
-
-/// Message of the host while the donor is unreachable.
-const PAUSED: &str = "the guest is paused";
 
 /// Returns how many rounds of a guest have ended; each must have read what was written.
 fn rounds_of(console: &str) -> anyhow::Result<u64> {

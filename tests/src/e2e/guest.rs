@@ -278,14 +278,51 @@ pub(super) fn read(
         .with_context(|| local.display().to_string())
 }
 
-/// Returns the last lines of both outputs, for errors.
+/// What a run says when a donor cannot be reached.
+pub(super) const PAUSED: &str = "the guest is paused";
+/// First words of what a kernel says when it fails.
+const KERNEL_FAILS: [&str; 5] = [
+    "BUG: ",
+    "Oops: ",
+    "general protection fault",
+    "stack guard page was hit",
+    "Kernel panic",
+];
+/// What introduces them in an error, and what is between their lines there.
+const KERNEL_INTRO: &str = "kernel: ";
+pub(super) const KERNEL_SEPARATOR: &str = " / ";
+/// Lines that follow them, with registers and the call trace.
+const KERNEL_LINES_MAX: usize = 60;
+
+/// Returns what the kernel of a console said from its first failure on, as one line without times.
+fn kernel_failure(console: &str) -> Option<String> {
+    let fails = |line: &str| KERNEL_FAILS.iter().any(|words| line.contains(words));
+    let lines = console.lines().skip_while(|line| !fails(line));
+    let texts = lines.take(KERNEL_LINES_MAX).map(|line| {
+        let text = line.split_once("] ").map_or(line, |(_, text)| text);
+        text.trim()
+    });
+    let texts: Vec<&str> = texts.collect();
+    (!texts.is_empty()).then(|| texts.join(KERNEL_SEPARATOR))
+}
+
+/// Finds what [`tail`] quoted of a kernel in an error.
+pub(super) fn kernel_lines(error: &str) -> Option<&str> {
+    let (_, quoted) = error.split_once(KERNEL_INTRO)?;
+    quoted.lines().next()
+}
+
+/// Returns what a guest's kernel said of its failure, if it did, and the last lines of both outputs,
+/// for errors.
 pub(super) fn tail(output: &Output) -> String {
+    let failure = kernel_failure(&output.stdout);
+    let failure = failure.map_or_else(String::new, |text| format!("{KERNEL_INTRO}{text}\n  "));
     let last = |text: &str| {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(15)..].join("\n    | ")
     };
     format!(
-        "console ends\n    | {}\n  errors end\n    | {}",
+        "{failure}console ends\n    | {}\n  errors end\n    | {}",
         last(&output.stdout),
         last(&output.stderr)
     )
@@ -294,6 +331,18 @@ pub(super) fn tail(output: &Output) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failing_kernel_is_quoted_from_its_first_words_on() {
+        let console = "[ 1.0] fine\r\n[ 2.0] BUG: unable to x\r\n[ 2.1] RIP: 0010:f+0x0/0x20\r\n\
+                       [ 2.2] Kernel panic - not syncing: y\r\n";
+        let failure = kernel_failure(console).expect("one");
+        assert_eq!(
+            failure,
+            "BUG: unable to x / RIP: 0010:f+0x0/0x20 / Kernel panic - not syncing: y"
+        );
+        assert_eq!(kernel_failure("[ 1.0] fine\n"), None);
+    }
 
     #[test]
     fn faultprobe_is_found_between_kernel_messages() {

@@ -1,20 +1,25 @@
 //! Repeats a scenario whose testbed hung, and records every repetition.
 //!
-//! Emulation is not perfect: a host hangs, or the emulator drops a link. Only what the testbed
-//! itself shows, by its heartbeat or its links, is a reason to repeat. A guest that stalls is none:
-//! it looks the same as a deadlock of the product. A scenario that passes only when it is repeated
-//! is flaky. The summary lists flaky scenarios and limits them.
+//! Emulation is not perfect: a host hangs, the emulator drops a link, or delivers an interrupt
+//! twice. Only what the testbed itself shows, by its heartbeat or its links, and a call trace that
+//! no processor leaves, are reasons to repeat. A guest that stalls or panics is none: it looks the
+//! same as a deadlock or a wrong byte of the product. A scenario that passes only when it is
+//! repeated is flaky. The summary lists flaky scenarios and limits them.
 
 use std::fmt;
 
 use anyhow::Error;
 
+use super::guest::{KERNEL_SEPARATOR, kernel_lines};
 use super::{Result, Verdict};
 use crate::summary::Outcome;
 use crate::testbed::TestbedError;
 
 /// How often one scenario gets a new testbed.
 pub(super) const RESTARTS_MAX: usize = 2;
+
+/// What a kernel says when two interrupts nest on the small stack on which they enter.
+const TRAMPOLINE: &str = "ENTRY_TRAMPOLINE stack guard page was hit";
 
 /// Why an attempt is repeated on a new testbed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,15 +28,31 @@ pub(super) enum Hang {
     Host(String),
     /// The emulator no longer carries packets between two hosts.
     Link(usize, usize),
+    /// The emulator delivered an interrupt twice to a guest, whose kernel said this.
+    Interrupt(String),
 }
 
 impl Hang {
     /// Returns the hang that an error reports.
     pub(super) fn of(error: &Error) -> Option<Self> {
         let mut causes = error.chain().filter_map(|e| e.downcast_ref());
-        let hung = causes.find(|cause: &&TestbedError| cause.is_hung_host())?;
-        Some(Self::Host(first_line(hung)))
+        if let Some(hung) = causes.find(|cause: &&TestbedError| cause.is_hung_host()) {
+            return Some(Self::Host(first_line(hung)));
+        }
+        let text = format!("{error:#}");
+        interrupted_entry(&text).map(|said| Self::Interrupt(said.to_owned()))
     }
+}
+
+/// Returns the line of a failed kernel that shows an interrupt at the first byte of the code that
+/// receives interrupts, where they are off: that one was delivered twice (docs/testbed.md).
+fn interrupted_entry(error: &str) -> Option<&str> {
+    let is_entry = |line: &str| {
+        let at_entry = line.starts_with("RIP: ") && line.contains(":asm_");
+        at_entry && line.contains("+0x0/") || line.contains(TRAMPOLINE)
+    };
+    let lines = kernel_lines(error)?;
+    lines.split(KERNEL_SEPARATOR).find(|line| is_entry(line))
 }
 
 impl fmt::Display for Hang {
@@ -40,6 +61,9 @@ impl fmt::Display for Hang {
             Self::Host(what) => write!(f, "the emulator hung: {what}"),
             Self::Link(a, b) => {
                 write!(f, "the emulator hung: the link {a}-{b} carries nothing")
+            }
+            Self::Interrupt(said) => {
+                write!(f, "the emulator delivered an interrupt twice: {said}")
             }
         }
     }
@@ -153,6 +177,25 @@ mod tests {
         assert!(matches!(hang, Hang::Host(_)));
         assert!(hang.to_string().contains("no heartbeat for 30s"), "{hang}");
         assert_eq!(Hang::of(&anyhow::anyhow!("wrong number")), None);
+    }
+
+    #[test]
+    fn only_a_call_trace_that_no_processor_leaves_excuses_a_panic() {
+        let hang = |text: &str| Hang::of(&anyhow::anyhow!("exit code 0 expected; {text}"));
+        for twice in [
+            "kernel: BUG: ENTRY_TRAMPOLINE stack guard page was hit at 1 / CPU: 0\n  console ends",
+            "kernel: Oops: 0000 / RIP: 0010:asm_sysvec_apic_timer_interrupt+0x0/0x20 / Code: 0\n  x",
+        ] {
+            assert!(matches!(hang(twice), Some(Hang::Interrupt(_))), "{twice}");
+        }
+        for other in [
+            "kernel: Oops: 0000 / RIP: 0010:asm_sysvec_apic_timer_interrupt+0x16/0x20\n  x",
+            "kernel: Oops: 0000 / RIP: 0010:memcpy+0x0/0x20\n  x",
+            "kernel: Kernel panic - not syncing: Attempted to kill init!\n  x",
+            "console ends\n | RIP: 0010:asm_sysvec_apic_timer_interrupt+0x0/0x20",
+        ] {
+            assert_eq!(hang(other), None, "{other}");
+        }
     }
 
     #[test]

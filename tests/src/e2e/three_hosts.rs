@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::donor::{DONOR_3, Donor};
 use super::faults::{CUT_TIME, GRACE_LONG, GRACE_SHORT};
-use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::guest::{Finished, GUEST_DEADLINE, Guest, PAUSED, SHORT, exit};
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
@@ -56,10 +56,13 @@ fn two_donor_hosts(context: &Context<'_>) -> Result {
 
     context.testbed.cut_link(1, 3)?;
     let cut = Instant::now();
+    // Until then the hosts, of one emulated CPU each, have no more to do than without the test.
+    let paused = process.wait_for_line(PAUSED, SHORT).map(drop);
     let noticed = wait_for_links(context, [true, false]);
     // The time is what the test checks: the guest must not end within it.
     let early = process.wait(CUT_TIME.saturating_sub(cut.elapsed()));
     context.testbed.restore_link(1, 3)?;
+    paused?;
     noticed?;
     ensure!(
         early.is_err(),

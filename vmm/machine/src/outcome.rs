@@ -22,7 +22,7 @@ impl From<MachineEvent> for Outcome {
         match event {
             MachineEvent::Shutdown => Self::Shutdown,
             MachineEvent::Reboot => Self::Reboot,
-            MachineEvent::Panic => Self::Crash("its kernel panicked; the console says why".into()),
+            MachineEvent::Panic => Self::Crash("its kernel panicked".into()),
         }
     }
 }

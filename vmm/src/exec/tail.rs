@@ -46,19 +46,29 @@ impl Tail {
         lines[lines.len().saturating_sub(count)..].to_vec()
     }
 
+    /// Returns the line of a kernel panic, if there is one.
+    #[must_use]
+    pub fn panic(&self) -> Option<String> {
+        let lines = self.lines(usize::MAX);
+        let panic = lines.iter().find(|line| line.contains(PANIC))?;
+        Some(without_time(panic))
+    }
+
     /// Returns the most informative line: that of a panic, otherwise the last one.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
-        let lines = self.lines(usize::MAX);
-        let panic = lines.iter().find(|line| line.contains(PANIC));
-        let line = panic.or(lines.last())?;
-        // Without the preceding time stamp.
-        let text = match line.split_once("] ") {
-            Some((time, text)) if time.starts_with('[') => text,
-            _ => line,
-        };
-        Some(text.trim().to_owned())
+        self.panic()
+            .or_else(|| Some(without_time(self.lines(1).first()?)))
     }
+}
+
+/// Returns a line of a kernel's log without the preceding time stamp.
+fn without_time(line: &str) -> String {
+    let text = match line.split_once("] ") {
+        Some((time, text)) if time.starts_with('[') => text,
+        _ => line,
+    };
+    text.trim().to_owned()
 }
 
 #[cfg(test)]
@@ -77,12 +87,14 @@ mod tests {
         let tail = tail(text);
         let reason = tail.reason().expect("a line");
         assert_eq!(reason, "Kernel panic - not syncing: [1mboom");
+        assert_eq!(tail.panic().as_ref(), Some(&reason));
         assert_eq!(tail.lines(1), ["[    2.6] CPU: 0"]);
     }
 
     #[test]
     fn the_last_line_is_the_reason_where_nothing_panicked() {
         assert_eq!(tail("a\nb\n").reason().expect("a line"), "b");
+        assert_eq!(tail("a\nb\n").panic(), None);
         assert_eq!(tail("\n \n").reason(), None);
     }
 

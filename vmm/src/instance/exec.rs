@@ -47,16 +47,17 @@ pub fn console_file(config: &RunConfig) -> Result<Option<ConsoleFile>, Failure> 
     opened.map_err(Failure::usage)
 }
 
-/// Returns the console of a guest without a command.
-pub fn console(file: Option<ConsoleFile>) -> ConsoleConfig {
-    match file {
+/// Returns the console of a guest without a command, whose end is also kept in `tail`.
+pub fn console(file: Option<ConsoleFile>, tail: &Tail) -> ConsoleConfig {
+    let console = match file {
         Some(file) => ConsoleConfig::output_only(Box::new(file)),
         // The raw terminal does not convert Ctrl-C into a signal.
         None => ConsoleConfig::stdio().on_raw_mode(|| {
             // Writing to it never fails.
             let _ = writeln!(Stderr::default(), "ssi-hv: type Ctrl-A x to stop the guest");
         }),
-    }
+    };
+    console.with_output(|output| Box::new(Both(tail.clone(), output)))
 }
 
 impl Exec {
@@ -91,7 +92,7 @@ impl Exec {
     /// Until then a progress bar is displayed.
     pub fn console(&self, file: Option<ConsoleFile>) -> Result<ConsoleConfig, Failure> {
         let console: Box<dyn Write + Send> = match file {
-            Some(file) => Box::new(Both(self.tail.clone(), file)),
+            Some(file) => Box::new(Both(self.tail.clone(), Box::new(file))),
             None => Box::new(self.tail.clone()),
         };
         let stdout = BlockingWriter::to(io::stdout()).map_err(RunError::host("use stdout"))?;
@@ -223,8 +224,7 @@ impl Drop for Watch {
 }
 
 /// Writes to two destinations; the first never fails.
-#[derive(Debug)]
-struct Both(Tail, ConsoleFile);
+struct Both(Tail, Box<dyn Write + Send>);
 
 impl Write for Both {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -29,6 +29,7 @@ use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings, VcpuPol
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
+use crate::exec::tail::Tail;
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe as describe_error};
 use crate::lifeline;
@@ -313,9 +314,10 @@ impl Run<'_> {
         let added = config.hotplug_memory.map(ByteSize::bytes);
         let memory = guest_memory(fabric.memory(), config.memory.bytes(), added)?;
         let console = self.console.cloned();
+        let tail = Tail::default();
         let console = match self.exec {
             Some(exec) => exec.console(console)?,
-            None => exec::console(console),
+            None => exec::console(console, &tail),
         };
         let machine = match (&others, nodes) {
             (Some(others), Some(nodes)) => {
@@ -384,6 +386,10 @@ impl Run<'_> {
             // The console's escape sequence; other reasons come from the supervisor.
             Outcome::Stopped => ExitCode::Interrupted,
             Outcome::Crash(detail) => {
+                let detail = match tail.panic() {
+                    Some(line) => format!("{detail}; its console says: {line}"),
+                    None => detail,
+                };
                 return Err(Failure::new(ExitCode::GuestCrash, RunError::Crash(detail)));
             }
         };

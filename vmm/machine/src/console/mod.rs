@@ -59,6 +59,18 @@ impl ConsoleConfig {
         }
     }
 
+    /// Replaces the destination of the output by what `wrap` makes of it.
+    #[must_use]
+    pub fn with_output(
+        self,
+        wrap: impl FnOnce(Box<dyn Write + Send>) -> Box<dyn Write + Send>,
+    ) -> Self {
+        Self {
+            output: wrap(self.output),
+            ..self
+        }
+    }
+
     /// Adds a second serial port whose output goes to `writer`, also on a separate thread.
     #[must_use]
     pub fn with_second_port(self, writer: Box<dyn Write + Send>) -> Self {
