@@ -8,9 +8,6 @@ use serde_json::Value;
 use super::number;
 
 const MIB: f64 = 1_048_576.0;
-const PAGE_BYTES: f64 = 4096.0;
-/// Share of the raw stream's rate above which a rate counts as limited by the transport.
-const LIMIT_SHARE: f64 = 0.8;
 
 /// Longest acceptable fault on a page that is written while memory is evicted.
 const STALL_MAX_US: f64 = 100_000.0;
@@ -45,8 +42,7 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
         let said = part["skipped"].as_str().or(part["failed"].as_str());
         said.unwrap_or("its measure failed").to_owned()
     };
-    let row = |measure, pointer: &str, target, bound: Bound, part: &str| {
-        let value = number(report, pointer);
+    let derived = |measure, value: Option<f64>, target, bound: Bound, part: &str| {
         let met = value.map(|value| match bound {
             AtMost(limit) => value <= limit,
             AtLeast(limit) => value >= limit,
@@ -59,6 +55,9 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
             met,
             skipped,
         }
+    };
+    let row = |measure, pointer: &str, target, bound, part: &str| {
+        derived(measure, number(report, pointer), target, bound, part)
     };
     let mut rows = vec![
         row(
@@ -90,18 +89,37 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
             "native",
         ),
     ];
-    let mut threads = row(
-        "faults of 8 threads / of 1 thread",
-        &format!("{}/ratio_to_one", eight_threads(report)),
-        "at least 3, or the transport's limit",
-        AtLeast(3.0),
-        "native",
-    );
-    threads.met = threads
-        .met
-        .map(|met| met || at_the_transports_limit(report));
-    rows.push(threads);
+    let below = number(report, "/native/fault/floor/rounds_below");
+    let rounds = number(report, "/native/fault/rounds");
     rows.extend([
+        derived(
+            "rounds in which the floor was below",
+            quotient(below, rounds),
+            "at least 0.95",
+            AtLeast(0.95),
+            "native",
+        ),
+        derived(
+            "faults of 8 threads / of 1 thread",
+            of_threads(report, "faults_per_second", (8, 1), (1, 1)),
+            "at least 1.6",
+            AtLeast(1.6),
+            "native",
+        ),
+        derived(
+            "CPU a fault of 8 threads / of 1 thread",
+            of_threads(report, "cpu_seconds_per_million_faults", (8, 1), (1, 1)),
+            "at most 1",
+            AtMost(1.0),
+            "native",
+        ),
+        derived(
+            "faults of 8 threads, 4 donors / 1 donor",
+            of_threads(report, "faults_per_second", (8, 4), (8, 1)),
+            "at least 1",
+            AtLeast(1.0),
+            "native",
+        ),
         row(
             "fault p50 / that of swap over the network",
             "/swap/latency_p50_ours_to_swap",
@@ -146,27 +164,22 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
     rows
 }
 
-/// JSON pointer to the result of eight threads with one donor.
-fn eight_threads(report: &Value) -> String {
-    let points = report["native"]["threads"]["threads"].as_array();
-    let index = points.and_then(|points| {
-        points
-            .iter()
-            .position(|point| point["threads"] == 8 && point["donors"] == 1)
-    });
-    index.map_or_else(String::new, |index| {
-        format!("/native/threads/threads/{index}")
-    })
+/// Returns one value divided by another.
+fn quotient(value: Option<f64>, by: Option<f64>) -> Option<f64> {
+    value
+        .zip(by)
+        .map(|(value, by)| value / by)
+        .filter(|it| it.is_finite())
 }
 
-fn at_the_transports_limit(report: &Value) -> bool {
-    let rate = number(
-        report,
-        &format!("{}/faults_per_second", eight_threads(report)),
-    );
-    let stream = number(report, "/native/scan/scan/stream_bytes_per_second");
-    rate.zip(stream)
-        .is_some_and(|(rate, stream)| rate * PAGE_BYTES >= LIMIT_SHARE * stream)
+/// Returns a value of the point with so many threads and donors, divided by that of another point.
+fn of_threads(report: &Value, key: &str, point: (u64, u64), by: (u64, u64)) -> Option<f64> {
+    let points = report["native"]["threads"]["threads"].as_array()?;
+    let at = |(threads, donors): (u64, u64)| {
+        let is_it = |it: &&Value| it["threads"] == threads && it["donors"] == donors;
+        points.iter().find(is_it)?[key].as_f64()
+    };
+    quotient(at(point), at(by))
 }
 
 /// Formats the targets, then the values without one.
@@ -340,8 +353,15 @@ mod tests {
     fn targets_are_met_missed_or_skipped_with_a_reason() {
         let report = json!({
             "native": {
-                "fault": {"ratio_p50": 1.1, "ratio_p99": 1.6, "ratio_cpu": 1.3},
-                "threads": {"threads": [{"threads": 8, "donors": 1, "ratio_to_one": 2.0, "faults_per_second": 1000.0}]},
+                "fault": {
+                    "ratio_p50": 1.1, "ratio_p99": 1.6, "ratio_cpu": 1.3,
+                    "rounds": 100, "floor": {"rounds_below": 97},
+                },
+                "threads": {"threads": [
+                    {"threads": 1, "donors": 1, "faults_per_second": 1000.0, "cpu_seconds_per_million_faults": 40.0},
+                    {"threads": 8, "donors": 1, "faults_per_second": 1700.0, "cpu_seconds_per_million_faults": 41.0},
+                    {"threads": 8, "donors": 4, "faults_per_second": 1600.0},
+                ]},
                 "scan": {"scan": {"stream_bytes_per_second": 4_096_000.0, "sequential": {"ratio_to_floor": 0.1}}},
                 "stalls": {"stalls": {"page_us": {"max": 8317.0}}},
                 "growth": {"growth": [{}, {}, {}, {"start_ms": 1.5, "touched_bytes": 1_048_576}]},
@@ -351,8 +371,10 @@ mod tests {
         let rows = targets(&report);
         let met: Vec<_> = rows.iter().map(|row| row.met).collect();
         let (yes, no) = (Some(true), Some(false));
-        // Eight threads do not reach three times one thread, but they reach the transport's limit.
-        assert_eq!(met, [yes, no, yes, no, yes, None, None, yes, yes, yes]);
+        let floors = [yes, no, yes, no, yes];
+        let threads = [yes, no, no];
+        let rest = [None, None, yes, yes, yes];
+        assert_eq!(met, [&floors[..], &threads, &rest].concat());
         for row in &rows {
             assert_eq!(row.met.is_none(), row.skipped.is_some(), "{row:?}");
         }
