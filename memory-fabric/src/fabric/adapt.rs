@@ -7,7 +7,7 @@ use crate::link::rdma::{RdmaLinkConfig, RdmaStats};
 use crate::link::{LinkStats, describe, probe};
 use crate::nodes::Nodes;
 use crate::pager::Policies;
-use crate::policy::Steady;
+use crate::policy::{Steady, Tier};
 use crate::stats::{DonorStats, PagerStats, Recent};
 use crate::transport::PathKind;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -177,12 +177,10 @@ fn follow(
             let Some(latency) = donor.latency(stats) else {
                 continue;
             };
-            donor.path.set_latency(latency);
             let kind = donor.kind();
             let before = donor.path.tier();
-            if let Some(tier) = donor.steady.observe(kind, latency) {
-                donor.path.set_tier(tier);
-                policies.renew();
+            let (path, steady) = (&donor.path, &mut donor.steady);
+            if let Some(tier) = take_in(path, steady, kind, latency, policies) {
                 let node: NodeId = donor.config.ends.donor;
                 tracing::info!(
                     "the link to {node} is {} now, it was {}: a page takes {} us",
@@ -191,6 +189,54 @@ fn follow(
                     latency.as_micros()
                 );
             }
+        }
+    }
+}
+
+/// Takes in what a fetch by this path takes now. Gives the path's tier when it is another one from
+/// now on, which then decides what the pager does.
+fn take_in(
+    path: &PathStats,
+    steady: &mut Steady,
+    kind: PathKind,
+    latency: Duration,
+    policies: &Policies,
+) -> Option<Tier> {
+    path.set_latency(latency);
+    let tier = steady.observe(kind, latency)?;
+    path.set_tier(tier);
+    policies.renew();
+    Some(tier)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+    use crate::transport::select::Selection;
+
+    #[test]
+    fn what_the_pager_does_follows_a_link_whose_speed_changes() {
+        let (fast, slow) = (Duration::from_micros(50), Duration::from_millis(10));
+        let kind = PathKind::Tcp;
+        let path = PathStats::new(Selection::all(kind), (kind, None), None, fast);
+        let path = Arc::new(path);
+        let policies = Policies::new(vec![Arc::clone(&path)], 1, 0);
+        let mut steady = Steady::new(path.tier());
+        assert_ne!(Policy::of(Tier::FastTcp), Policy::of(Tier::Slow));
+        for (latency, tier) in [(slow, Tier::Slow), (fast, Tier::FastTcp)] {
+            let before = policies.all();
+            let mut found = None;
+            for _ in 0..10 {
+                found = take_in(&path, &mut steady, kind, latency, &policies);
+                if found.is_some() {
+                    break;
+                }
+                assert_eq!(policies.all(), before, "once is not lasting");
+            }
+            assert_eq!(found, Some(tier));
+            assert_eq!(policies.all(), Policy::of(tier));
+            assert_eq!(policies.of(0), Policy::of(tier));
         }
     }
 }
