@@ -31,16 +31,18 @@ const SERVICE: &str = "ssi-hv-node.service";
 /// better.
 const EXPOSURE_MAX: u32 = 20;
 
-/// Lists every file of the machine, except other file systems and what dpkg, apt, systemd and
-/// man-db record.
+/// Lists every file of the machine, except other file systems, what dpkg, apt, systemd and man-db
+/// record, and the copies of the lists of users from before their last change.
 const LISTING: &str = "find / -xdev \\( -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache \
-    -o -path /var/log -o -path /tmp -o -path /var/tmp -o -path /var/lib/systemd/catalog \\) -prune \
+    -o -path /var/log -o -path /tmp -o -path /var/tmp -o -path /var/lib/systemd/catalog -o -path '/etc/*shadow-' \
+    -o -path /etc/passwd- -o -path /etc/group- \\) -prune \
     -o -printf '%y %m %u:%g %p %l\\n' | sort";
 
 /// Files that the package must install.
 const FILES: &[&str] = &[
     "/usr/bin/ssi-hv",
     "/etc/default/ssi-hv-node",
+    "/usr/lib/sysusers.d/ssi-hv.conf",
     "/lib/systemd/system/ssi-hv-node.service",
     "/lib/udev/rules.d/60-ssi-hv.rules",
     "/usr/share/bash-completion/completions/ssi-hv",
@@ -226,11 +228,8 @@ fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
     debian.check(&configure, SHORT)?;
     // The command returns when the node listens.
     debian.check(&format!("systemctl enable --now {SERVICE}"), SHORT)?;
-    let pid = debian.check(
-        &format!("systemctl show --value -p MainPID {SERVICE}"),
-        SHORT,
-    )?;
-    sandboxed(debian, pid.trim())?;
+    let pid = main_pid(debian)?;
+    sandboxed(debian, &pid)?;
     let node = || -> anyhow::Result<Value> {
         let status = debian.check("ssi-hv status --json", SHORT)?;
         let status = Published::Status.parse(&status)?;
@@ -264,20 +263,19 @@ fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
         &format!("apt-get install -y --reinstall /package/{deb}"),
         APT_DEADLINE,
     )?;
-    let after = debian.check(
-        &format!("systemctl show --value -p MainPID {SERVICE}"),
-        SHORT,
-    )?;
     ensure!(
-        pid == after,
+        pid == main_pid(debian)?,
         "an upgrade stopped the node, which guests may need"
     );
     ensure!(node()?["leases_granted"] == lent_leases(&verdict));
 
+    protected(context, debian, &donor)?;
+
+    let pid = main_pid(debian)?;
     debian.check("apt-get purge -y ssi-hv", APT_DEADLINE)?;
     let gone = format!(
-        "[ ! -e /proc/{} ] && [ ! -e /run/ssi-hv-node ] && ! getent passwd ssi-hv-node",
-        pid.trim()
+        "[ ! -e /proc/{pid} ] && [ ! -e /run/ssi-hv-node ] && ! getent passwd ssi-hv-node && \
+         ! getent group ssi-hv-node"
     );
     debian
         .check(&gone, SHORT)
@@ -290,6 +288,54 @@ fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
         left.stdout
     );
     Ok(verdict)
+}
+
+fn main_pid(debian: &Container) -> anyhow::Result<String> {
+    let show = format!("systemctl show --value -p MainPID {SERVICE}");
+    Ok(debian.check(&show, SHORT)?.trim().to_owned())
+}
+
+/// The service has a certificate, as docs/install.md says, lends to a VM that has one, and to no
+/// other, and reads its files again.
+fn protected(context: &Context, debian: &Container, donor: &str) -> anyhow::Result<()> {
+    let product = context.product();
+    // The container sees it as /package. It is new for each package.
+    let dir = context.workspace.join("target/debian");
+    let pki = |args: &[&str]| {
+        let mut command = Command::new(&product);
+        succeed_within(command.arg("pki").args(args).current_dir(&dir), SHORT)
+    };
+    pki(&["init", "authority", "--cluster", "prod"])?;
+    pki(&["issue", "authority", "node/alpha", "-o", "alpha"])?;
+    pki(&["issue", "authority", "vm/web", "-o", "web"])?;
+    debian.check(
+        "install -o ssi-hv-node -m 0600 /package/alpha/*.pem /etc/ssi-hv-node/ && \
+         sed -i 's|^OPTIONS=.*|OPTIONS=\"--credentials /etc/ssi-hv-node\"|' /etc/default/ssi-hv-node",
+        SHORT,
+    )?;
+    debian.check(&format!("systemctl restart {SERVICE}"), SHORT)?;
+    let before = main_pid(debian)?;
+    debian.check(&format!("systemctl reload {SERVICE}"), SHORT)?;
+    ensure!(before == main_pid(debian)?, "a reload ended the node");
+    let journal = format!("journalctl --sync && journalctl -q --no-pager -o cat -u {SERVICE}");
+    let said = debian.check(&journal, SHORT)?;
+    ensure!(
+        said.contains("credentials and rules were read again"),
+        "the node has not reloaded: {said}"
+    );
+    if let Err(error) = tiny::kvm() {
+        context.note(format!("no VM with a certificate: {error}"));
+        return Ok(());
+    }
+    let web = dir.join("web");
+    let web = web.to_str().context("a directory that is no text")?;
+    let named = format!("{donor},name=alpha");
+    let file = context.artifacts.join("protected.json");
+    let args = ["--donor", &named, "--credentials", web];
+    tiny::run(&product, &args, &file, VM_DEADLINE)?;
+    let without = tiny::run(&product, &["--donor", donor], &file, VM_DEADLINE);
+    ensure!(without.is_err(), "a VM without a certificate has a lease");
+    Ok(())
 }
 
 /// Returns how many leases the service has granted.
