@@ -91,6 +91,17 @@ impl Cluster {
         std::fs::copy(list, self.directory_of(informed).join("crl.pem")).expect("copied");
     }
 
+    /// Has a member accept this authority and another one, while one replaces the other.
+    pub fn accept_too(&self, other: &Self, holder: &str) {
+        for file in ["ca.pem", "crl.pem"] {
+            let both = [self, other].map(|cluster| {
+                std::fs::read_to_string(cluster.authority_path().join(file)).expect("a file")
+            });
+            let path = self.directory_of(holder).join(file);
+            std::fs::write(path, both.concat()).expect("written");
+        }
+    }
+
     /// Returns what `holder`, a VM, expects at the node with this name.
     pub fn expected(&self, holder: &str, node: &str) -> ExpectedNode {
         ExpectedNode {

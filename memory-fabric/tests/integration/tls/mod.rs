@@ -268,3 +268,27 @@ fn credentials_that_cannot_be_used_do_not_replace_those_in_use() {
     drop(lease_as(&prod, &donor, "vm/web"));
     std::fs::write(directory.join("cert.pem"), good).expect("written");
 }
+
+#[test]
+fn a_node_that_runs_takes_another_authority_beside_the_first() {
+    let (old, new) = (Cluster::new("prod"), Cluster::new("prod"));
+    let donor = old.donor(2 * GUEST);
+    let running = start(&secured(&old, donor.address()));
+    let words = Words::of(&running.fabric);
+    fill(words, 7);
+    // VMs of the new authority accept the node's certificate, which is of the old one.
+    new.accept_too(&old, "vm/web");
+    let carrier = Carrier::Tls(new.expected("vm/web", "alpha"));
+    let asked = || {
+        let mut control = ControlStream::connect_by(donor.address(), &carrier)?;
+        ask(&mut control, MIB).map(|_| control)
+    };
+    assert!(asked().is_err(), "the node knows the old one alone");
+
+    old.accept_too(&new, "node/alpha");
+    let reloaded = donor.reload(None).expect("two authorities");
+    assert_eq!(reloaded, Some(Reloaded::default()), "nothing is closed");
+    drop(asked().expect("a lease"));
+    verify(words, 7);
+    running.fabric.shutdown();
+}
