@@ -231,7 +231,7 @@ fn boot_local(context: &Context<'_>) -> Result {
 
 /// Returns whether the median of `count` values, an odd number, exceeds `limit`; `None` while the
 /// values measured so far do not decide it.
-fn median_exceeds(limit: f64, values: &[f64], count: usize) -> Option<bool> {
+pub(super) fn median_exceeds(limit: f64, values: &[f64], count: usize) -> Option<bool> {
     let within = values.iter().filter(|value| **value <= limit).count();
     let majority = count / 2 + 1;
     if within >= majority {
