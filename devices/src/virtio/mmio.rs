@@ -4,7 +4,9 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
+use fabric_host::Seldom;
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
     VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
@@ -94,6 +96,8 @@ pub struct MmioTransport {
     config_generation: AtomicU32,
     /// One per queue: notifies the device that the queue has chains.
     notifiers: Vec<EventFd>,
+    /// A driver can break its ring and reset the device again and again.
+    notices: Seldom,
 }
 
 impl MmioTransport {
@@ -128,6 +132,7 @@ impl MmioTransport {
             interrupt_status: AtomicU32::new(0),
             config_generation: AtomicU32::new(0),
             notifiers,
+            notices: Seldom::notices(),
         })
     }
 
@@ -204,10 +209,13 @@ impl MmioTransport {
     fn needs_reset(&self, session: u64) {
         let mut registers = lock(&self.registers);
         if registers.session == session {
-            tracing::warn!(
-                device = self.device.name(),
-                "the guest's driver made an inconsistent ring; the device stops"
-            );
+            if let Some(unreported) = self.notices.pass(Instant::now()) {
+                tracing::warn!(
+                    device = self.device.name(),
+                    unreported,
+                    "the guest's driver made an inconsistent ring; the device stops"
+                );
+            }
             registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
             // The reset waits for chains in hand.
             self.rings.abandon();

@@ -1,5 +1,7 @@
 //! Tests of the registers.
 
+use std::io::Seek as _;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -164,6 +166,31 @@ fn a_ring_that_makes_no_sense_stops_the_device_until_its_reset() {
     assert_eq!(driver.used(2), 0);
     driver.start(FEATURES);
     assert_eq!(driver.get(0x70), STARTED);
+}
+
+#[test]
+fn a_driver_that_breaks_its_ring_again_and_again_fills_no_log() {
+    const BROKEN: u64 = 50;
+    let driver = BalloonDriver::started();
+    let index = GuestAddress(ring(2)[1] + 2);
+    vm_memory::Bytes::write_obj(&driver.memory, RING_SIZE + 1, index).unwrap();
+    let mut log = tempfile::tempfile().unwrap();
+    let writer = Arc::new(log.try_clone().unwrap());
+    let logger = tracing_subscriber::fmt().with_writer(writer).finish();
+    let began = Instant::now();
+    tracing::subscriber::with_default(logger, || {
+        for _ in 0..BROKEN {
+            driver.set(0x70, 0);
+            driver.start(FEATURES);
+            driver.serve(2);
+            assert_eq!(driver.get(0x70), STARTED | 0x40);
+        }
+    });
+    let most = 1 + usize::try_from(began.elapsed().as_secs() / 10).unwrap();
+    log.rewind().unwrap();
+    let log = io::read_to_string(log).unwrap();
+    let lines = log.matches("an inconsistent ring").count();
+    assert!((1..=most).contains(&lines), "{lines} lines: {log}");
 }
 
 #[test]

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use fabric_coherence::Member;
 use fabric_coherence::members::MEMBERS_MAX;
+use fabric_host::Seldom;
 use fabric_pages::page::PageBytes;
 use ring::hmac;
 use rustix::event::{Timespec, epoll};
@@ -67,6 +68,8 @@ pub struct TcpPeers {
     paths: Arc<Paths>,
     /// Why a connection was not accepted last.
     refused: Option<String>,
+    /// Any host that reaches the port can cause refusals.
+    notices: Seldom,
 }
 
 impl TcpPeers {
@@ -124,6 +127,7 @@ impl TcpPeers {
             upgrades,
             paths: Arc::default(),
             refused: None,
+            notices: Seldom::notices(),
         })
     }
 
@@ -185,10 +189,11 @@ impl TcpPeers {
     }
 
     fn note_refused(&mut self, address: SocketAddr, reason: &str) {
-        tracing::warn!("a connection of {address} was not accepted: {reason}");
-        self.refused = Some(format!(
-            "a connection of {address} was not accepted: {reason}"
-        ));
+        let text = format!("a connection of {address} was not accepted: {reason}");
+        if let Some(unreported) = self.notices.pass(Instant::now()) {
+            tracing::warn!(unreported, "{text}");
+        }
+        self.refused = Some(text);
     }
 
     /// Reads what the kernel has for this node, from the connections that have something.

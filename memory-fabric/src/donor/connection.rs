@@ -14,11 +14,16 @@ use crate::wire::{
     AttachRequest, Attached, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
     VM_NAME_BYTES_MAX, WireError,
 };
+use fabric_host::Seldom;
 use fabric_identity::Role;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Clients can obtain and release leases in a loop.
+static LENT: Seldom = Seldom::notices();
+static RETURNED: Seldom = Seldom::notices();
 
 /// State that the connections of a donor share.
 #[derive(Debug)]
@@ -125,7 +130,13 @@ impl Connection<'_> {
             self.served.pool.end(&token);
             return refuse(&mut control, Refusal::Busy, full.to_string());
         }
-        tracing::info!(peer = %self.peer, vm = lease.vm, bytes = lease.bytes(), "memory lent");
+        let (peer, bytes) = (self.peer, lease.bytes());
+        match LENT.pass(Instant::now()) {
+            Some(unreported) => {
+                tracing::info!(%peer, vm = lease.vm, bytes, unreported, "memory lent");
+            }
+            None => tracing::debug!(%peer, vm = lease.vm, bytes, "memory lent"),
+        }
         let grant = LeaseGrant {
             token,
             bytes: lease.bytes(),
@@ -223,7 +234,10 @@ impl Connection<'_> {
             let vm = pool.find(token).map(|lease| lease.vm.clone());
             pool.end(token).inspect(|status| {
                 let vm = vm.unwrap_or_default();
-                tracing::info!(vm, ?status, "memory returned");
+                match RETURNED.pass(Instant::now()) {
+                    Some(unreported) => tracing::info!(vm, ?status, unreported, "memory returned"),
+                    None => tracing::debug!(vm, ?status, "memory returned"),
+                }
             })
         } else {
             pool.find(token).map(|lease| {

@@ -13,6 +13,7 @@ use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError, Settings};
 use crate::transport::udp::Fingerprint;
 use accept::{accept, listen_on_tcp, listen_on_udp};
+use fabric_host::Seldom;
 use fabric_identity::{Holder, ReloadError, SharedCredentials};
 use fabric_transport::tls::Peer;
 pub use open::Dropped;
@@ -358,9 +359,16 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 }
 
 fn expire(shared: &Shared) {
+    // A client can obtain short leases in a loop, and renew none.
+    let notices = Seldom::notices();
     while !shared.stopping.load(Ordering::SeqCst) {
         for vm in shared.served.pool.end_expired(Instant::now()) {
-            tracing::warn!(vm, "lease ended: it was not renewed in time");
+            match notices.pass(Instant::now()) {
+                Some(unreported) => {
+                    tracing::warn!(vm, unreported, "lease ended: it was not renewed in time");
+                }
+                None => tracing::debug!(vm, "lease ended: it was not renewed in time"),
+            }
         }
         shared.served.pool.release_removed_devices();
         shared.close_expired();

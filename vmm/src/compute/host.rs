@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fabric_host::Seldom;
 use memory_fabric::compute::{
     ComputeEnd, ComputeLease, ComputeRequest, ComputeTable, ControlError, ControlStream, CpuLender,
     Ending, ErrorMessage, FrameKind, Refusal,
@@ -20,6 +21,13 @@ const PROGRAM: &str = "/proc/self/exe";
 const TABLE_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long the process of a VM may take to end when the VM has ended or the primary is gone.
 pub(super) const END_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Clients can start and end processes in a loop, and ask for what is refused as often as they
+/// connect.
+static LENT: Seldom = Seldom::notices();
+static RETURNED: Seldom = Seldom::notices();
+static FAILED: Seldom = Seldom::notices();
+static REFUSED: Seldom = Seldom::notices();
 
 /// The CPUs that a node lends.
 #[derive(Debug)]
@@ -173,7 +181,10 @@ impl CpuLender for CpuHost {
             Ok(process) => process,
             Err(text) => return refuse(control, Refusal::Busy, text),
         };
-        tracing::info!(%peer, vm, cpus, "vCPUs lent");
+        match LENT.pass(Instant::now()) {
+            Some(unreported) => tracing::info!(%peer, vm, cpus, unreported, "vCPUs lent"),
+            None => tracing::debug!(%peer, vm, cpus, "vCPUs lent"),
+        }
         // The primary sends nothing more: its connection ends with the VM.
         let stream = control.socket().map(|stream| stream.as_fd());
         let others: Vec<_> = stream.into_iter().chain([ending.fd()]).collect();
@@ -188,9 +199,17 @@ impl CpuLender for CpuHost {
         let end = process.end(Instant::now() + END_TIME_MAX);
         drop(process);
         if end.reason.is_empty() {
-            tracing::info!(%peer, vm, cpus, "vCPUs returned");
+            match RETURNED.pass(Instant::now()) {
+                Some(unreported) => tracing::info!(%peer, vm, cpus, unreported, "vCPUs returned"),
+                None => tracing::debug!(%peer, vm, cpus, "vCPUs returned"),
+            }
         } else {
-            tracing::warn!(%peer, vm, cpus, "vCPUs returned: {}", end.reason);
+            match FAILED.pass(Instant::now()) {
+                Some(unreported) => {
+                    tracing::warn!(%peer, vm, cpus, unreported, "vCPUs returned: {}", end.reason);
+                }
+                None => tracing::debug!(%peer, vm, cpus, "vCPUs returned: {}", end.reason),
+            }
         }
         match event {
             Ok(Event::Process) => control.send(FrameKind::ComputeEnd, &end),
@@ -200,7 +219,11 @@ impl CpuLender for CpuHost {
 }
 
 fn refuse(control: &mut ControlStream, refusal: Refusal, text: String) -> Result<(), ControlError> {
-    tracing::info!(peer = %control.peer(), text, "refused");
+    let peer = control.peer();
+    match REFUSED.pass(Instant::now()) {
+        Some(unreported) => tracing::info!(%peer, text, unreported, "refused"),
+        None => tracing::debug!(%peer, text, "refused"),
+    }
     control.send(FrameKind::Error, &ErrorMessage { refusal, text })
 }
 

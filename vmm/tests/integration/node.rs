@@ -5,10 +5,11 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fabric_transport::control::ControlStream;
-use fabric_wire::{FrameKind, LeaseGrant, LeaseRequest};
+use fabric_transport::control::{ControlError, ControlStream};
+use fabric_wire::{FrameKind, LeaseGrant, LeaseRequest, LeaseStatus};
+use rustix::process::{Pid, Signal, kill_process};
 use ssi_hv::exit::ExitCode;
 
 use crate::running::end;
@@ -66,18 +67,26 @@ const CONNECTIONS: usize = 100;
 const FILES_EACH: usize = 2;
 
 /// A lease of a page, and its connection.
-fn lease(node: SocketAddr) -> ControlStream {
+fn lease(node: SocketAddr, duration_ms: u32) -> (ControlStream, LeaseGrant) {
+    let (control, granted) = ask(node, 4096, duration_ms);
+    (control, granted.expect("it lends"))
+}
+
+/// Asks for a lease.
+fn ask(
+    node: SocketAddr,
+    bytes: u64,
+    duration_ms: u32,
+) -> (ControlStream, Result<LeaseGrant, ControlError>) {
     let mut control = ControlStream::connect(node).expect("it listens");
     let request = LeaseRequest {
         vm: "vm".into(),
-        bytes: 4096,
+        bytes,
         or_less: false,
-        duration_ms: 60_000,
+        duration_ms,
     };
-    let granted: Result<LeaseGrant, _> =
-        control.call(FrameKind::Lease, &request, FrameKind::Granted);
-    granted.expect("it lends");
-    control
+    let granted = control.call(FrameKind::Lease, &request, FrameKind::Granted);
+    (control, granted)
 }
 
 #[test]
@@ -97,7 +106,7 @@ fn a_low_limit_of_open_files_does_not_limit_connections_of_leases() {
     let read = BufReader::new(stdout).read_line(&mut line);
     let address = line.trim().rsplit(' ').next().unwrap_or_default();
     let address = address.parse().expect("an address");
-    let connected: Vec<_> = (0..CONNECTIONS).map(|_| lease(address)).collect();
+    let connected: Vec<_> = (0..CONNECTIONS).map(|_| lease(address, 60_000)).collect();
     let found = fs::read_dir(format!("/proc/{}/fd", node.id())).map_or(0, Iterator::count);
     node.kill().expect("it runs");
     node.wait().expect("it ends");
@@ -106,9 +115,12 @@ fn a_low_limit_of_open_files_does_not_limit_connections_of_leases() {
     assert!(found >= CONNECTIONS * FILES_EACH, "{found} files are open");
 }
 
-#[test]
-fn refusals_that_a_client_can_cause_fill_no_log() {
-    const REFUSED: usize = 50;
+/// Times that a client does what is logged.
+const REPEATED: usize = 50;
+
+/// Runs `client` against a node. Returns what it returned, the log, and how many lines of a kind
+/// that may have.
+fn logged<R>(client: impl FnOnce(SocketAddr) -> R) -> (R, String, usize) {
     let directory = tempfile::tempdir().expect("a directory");
     let log = fs::File::create(directory.path().join("log")).expect("a file");
     let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
@@ -124,33 +136,52 @@ fn refusals_that_a_client_can_cause_fill_no_log() {
     let stdout = node.stdout.take().expect("a pipe");
     let read = BufReader::new(stdout).read_line(&mut line);
     let address = line.trim().rsplit(' ').next().unwrap_or_default();
-    let started = std::time::Instant::now();
-    let refused = address.parse().map(|address: SocketAddr| {
-        let refused = (0..REFUSED).filter(|_| {
-            let mut control = ControlStream::connect(address).expect("it listens");
-            let request = LeaseRequest {
-                vm: "vm".into(),
-                bytes: 1 << 40,
-                or_less: false,
-                duration_ms: 60_000,
-            };
-            let answer: Result<LeaseGrant, _> =
-                control.call(FrameKind::Lease, &request, FrameKind::Granted);
-            answer.is_err()
-        });
+    let started = Instant::now();
+    let returned = address.parse().map(client);
+    let seconds = usize::try_from(started.elapsed().as_secs()).expect("not long");
+    // In order, so that all lines are written.
+    kill_process(Pid::from_child(&node), Signal::TERM).expect("it runs");
+    end::end_within(&mut node, end::LIMIT).expect("it ends");
+    read.expect("it says where it listens");
+    let log = fs::read_to_string(directory.path().join("log")).expect("UTF-8");
+    (returned.expect("an address"), log, 1 + seconds / 10)
+}
+
+fn check_lines(log: &str, text: &str, most: usize) {
+    let lines = log.lines().filter(|line| line.contains(text)).count();
+    assert!((1..=most).contains(&lines), "{lines} lines: {log}");
+}
+
+#[test]
+fn refusals_that_a_client_can_cause_fill_no_log() {
+    let (refused, log, most) = logged(|address| {
+        let refused = (0..REPEATED).filter(|_| ask(address, 1 << 40, 60_000).1.is_err());
         refused.count()
     });
-    let seconds = usize::try_from(started.elapsed().as_secs()).expect("not long");
-    node.kill().expect("it runs");
-    node.wait().expect("it ends");
-    read.expect("it says where it listens");
-    assert_eq!(refused, Ok(REFUSED), "{line}");
-    let log = fs::read_to_string(directory.path().join("log")).expect("UTF-8");
-    let lines = log.lines().filter(|line| line.contains("refused")).count();
-    assert!(
-        (1..=1 + seconds / 10).contains(&lines),
-        "{lines} lines: {log}"
-    );
+    assert_eq!(refused, REPEATED);
+    check_lines(&log, "refused", most);
+}
+
+#[test]
+fn leases_that_a_client_takes_in_a_loop_fill_no_log() {
+    let ((), log, most) = logged(|address| {
+        for _ in 0..REPEATED {
+            let (mut control, grant) = lease(address, 60_000);
+            let ended: Result<LeaseStatus, _> =
+                control.call(FrameKind::Release, &grant.token, FrameKind::Status);
+            ended.expect("it has the lease");
+        }
+        let short: Vec<_> = (0..REPEATED).map(|_| lease(address, 1)).collect();
+        // All memory is available again when they have ended.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while ask(address, 1 << 20, 60_000).1.is_err() {
+            assert!(Instant::now() < deadline, "they are not renewed, and last");
+        }
+        drop(short);
+    });
+    for text in ["memory lent", "memory returned", "lease ended"] {
+        check_lines(&log, text, most);
+    }
 }
 
 #[test]

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_coherence::Member;
 use fabric_coherence::members::MEMBERS_MAX;
+use fabric_host::Seldom;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::channel::Channel;
@@ -251,6 +252,8 @@ fn keep_accepting(
     reporter: &Reporter,
 ) {
     let openings = Arc::new(Openings::default());
+    // Any host that reaches the port can use up descriptors and threads.
+    let notices = Seldom::notices();
     loop {
         let mut fds = [
             PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
@@ -265,7 +268,12 @@ fn keep_accepting(
             Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => {
-                tracing::warn!("no connection of a compute node can be accepted: {error}");
+                if let Some(unreported) = notices.pass(Instant::now()) {
+                    tracing::warn!(
+                        unreported,
+                        "no connection of a compute node can be accepted: {error}"
+                    );
+                }
                 let mut fds = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
                 let _ = poll(&mut fds, Some(&ACCEPT_PAUSE));
                 continue;
@@ -275,7 +283,9 @@ fn keep_accepting(
         let id = match openings.add(&stream) {
             Ok(id) => id,
             Err(error) => {
-                tracing::warn!("a connection of {address} is dropped: {error}");
+                if let Some(unreported) = notices.pass(Instant::now()) {
+                    tracing::warn!(unreported, "a connection of {address} is dropped: {error}");
+                }
                 continue;
             }
         };
@@ -286,7 +296,12 @@ fn keep_accepting(
             .spawn(move || open(&keeping, id, stream, address, &credentials, &reporter));
         if let Err(error) = spawned {
             openings.remove(id);
-            tracing::warn!("a connection of {address} is dropped: no thread for it: {error}");
+            if let Some(unreported) = notices.pass(Instant::now()) {
+                tracing::warn!(
+                    unreported,
+                    "a connection of {address} is dropped: no thread for it: {error}"
+                );
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 
 use fabric_coherence::Member;
+use fabric_host::Seldom;
 use ring::hmac;
 
 use super::channel::Channel;
@@ -21,6 +22,8 @@ pub struct Streams {
     deadline: Instant,
     /// Why the last attempt failed.
     reason: Option<String>,
+    /// Any host that reaches the port can cause refusals.
+    notices: Seldom,
 }
 
 impl Streams {
@@ -48,6 +51,7 @@ impl Streams {
             made,
             deadline,
             reason: None,
+            notices: Seldom::notices(),
         })
     }
 
@@ -73,7 +77,9 @@ impl Streams {
                 Ok(News::Failed(_, error)) => self.reason = Some(error.to_string()),
                 Ok(News::Refused(address, error)) => {
                     let text = format!("a connection of {address} was not accepted: {error}");
-                    tracing::warn!("{text}");
+                    if let Some(unreported) = self.notices.pass(Instant::now()) {
+                        tracing::warn!(unreported, "{text}");
+                    }
                     self.reason = Some(text);
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {

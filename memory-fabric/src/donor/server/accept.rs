@@ -87,7 +87,7 @@ fn accept_some(shared: &Arc<Shared>, listener: &TcpListener) {
             }
             Err(error) => {
                 // Out of descriptors, or the peer disconnected: a pause lets others finish.
-                tracing::warn!(%error, "cannot accept a connection");
+                shared.note_not_accepted(&error);
                 std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
                 return;
             }
@@ -101,7 +101,7 @@ fn hear(shared: &Arc<Shared>, number: u64) {
         Ok(Some(handle)) => handle,
         Ok(None) => return,
         Err(error) => {
-            tracing::warn!(%error, "cannot serve a connection");
+            shared.note_not_accepted(&error);
             std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
             return;
         }

@@ -222,6 +222,13 @@ impl Shared {
         }
     }
 
+    /// Notes that the host refuses what a connection needs, such as a descriptor.
+    pub(super) fn note_not_accepted(&self, error: &io::Error) {
+        if let Some(unreported) = self.notices.pass(Instant::now()) {
+            tracing::warn!(%error, unreported, "cannot accept a connection");
+        }
+    }
+
     /// Notes that a connection got no thread.
     pub(super) fn note_not_served(&self, peer: SocketAddr, why: &dyn std::error::Error) {
         if let Some(unreported) = self.notices.pass(Instant::now()) {

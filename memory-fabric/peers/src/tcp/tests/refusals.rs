@@ -1,6 +1,6 @@
 //! Who is not let in, and what ends a connection that was.
 
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::net::TcpStream;
 
 use super::super::channel::Channel;
@@ -156,6 +156,38 @@ fn another_version_is_refused_with_both_versions() {
     let refused = peers.refused.clone().expect("a refusal");
     let text = "this node speaks version 3 of the peer protocol, the other version 200";
     assert!(refused.ends_with(text), "{refused}");
+}
+
+#[test]
+fn refusals_that_any_host_can_cause_fill_no_log() {
+    const REFUSED: usize = 50;
+    let (node, address) = waiting_node();
+    let _stream = joined(address);
+    let mut peers = node.join().expect("no panic").expect("connected");
+    let mut log = tempfile::tempfile().expect("a file");
+    let writer = Arc::new(log.try_clone().expect("a descriptor"));
+    let logger = tracing_subscriber::fmt().with_writer(writer).finish();
+    let (began, deadline) = (Instant::now(), Instant::now() + LIMIT);
+    tracing::subscriber::with_default(logger, || {
+        for number in 0..REFUSED {
+            let mut stream = TcpStream::connect(address).expect("a listener");
+            let mut hello = prefix(Step::Hello);
+            hello[4] = 200;
+            stream.write_all(&hello).expect("connected");
+            read::<{ PREFIX_BYTES + 1 }>(&stream);
+            let from = stream.local_addr().expect("connected").to_string();
+            while !peers.refused.as_ref().is_some_and(|it| it.contains(&from)) {
+                assert!(Instant::now() < deadline, "refusal {number} is not noted");
+                wait(&mut peers, deadline);
+                peers.receive(&mut |_, _, _| ()).expect("a peer");
+            }
+        }
+    });
+    let most = 1 + usize::try_from(began.elapsed().as_secs() / 10).expect("short");
+    log.rewind().expect("a file");
+    let log = std::io::read_to_string(log).expect("UTF-8");
+    let lines = log.matches("was not accepted").count();
+    assert!((1..=most).contains(&lines), "{lines} lines: {log}");
 }
 
 #[test]
