@@ -61,7 +61,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let report = report.transpose().map_err(Failure::usage)?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
-    let orders = watch_signals(config.credentials.is_some()).context("cannot watch for signals")?;
+    let orders = watch_signals().context("cannot watch for signals")?;
     if config.end_with_stdin {
         lifeline::watch_stdin(config.lease).context("cannot watch standard input")?;
     }
@@ -163,17 +163,22 @@ enum Order {
 
 /// Reads credentials and rules again; those in use stay when the new ones cannot be used.
 fn reread(state: &NodeState) {
-    if let Err(error) = reload(state) {
-        tracing::error!(
+    match reload(state) {
+        Ok(Some(_)) => {}
+        Ok(None) => tracing::info!(
+            "SIGHUP: nothing to read again, as the node has no credentials and no rules; SIGTERM \
+             ends it"
+        ),
+        Err(error) => tracing::error!(
             "credentials and rules were not replaced: {:#}",
             anyhow!(error)
-        );
+        ),
     }
 }
 
-/// Forwards signals. The second stop signal ends the process at once. With credentials, SIGHUP is no
-/// stop signal, and makes the node read them again.
-fn watch_signals(has_credentials: bool) -> io::Result<Receiver<Order>> {
+/// Forwards signals. The second stop signal ends the process at once. SIGHUP is no stop signal, and
+/// makes the node read its credentials and rules again.
+fn watch_signals() -> io::Result<Receiver<Order>> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
     let (sender, orders) = mpsc::channel();
     let watch = move || {
@@ -181,7 +186,7 @@ fn watch_signals(has_credentials: bool) -> io::Result<Receiver<Order>> {
         for signal in signals.forever() {
             let what = match signal {
                 SIGUSR1 => Order::Report,
-                SIGHUP if has_credentials => Order::Reload,
+                SIGHUP => Order::Reload,
                 SIGINT if stops => forced_end::at_once(ExitCode::Interrupted),
                 _ if stops => forced_end::at_once(ExitCode::Terminated),
                 _ => Order::Stop,

@@ -185,6 +185,38 @@ fn leases_that_a_client_takes_in_a_loop_fill_no_log() {
 }
 
 #[test]
+fn a_hangup_does_not_end_a_node_without_credentials() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
+        .args(["node", "--listen", "127.0.0.1:0", "--memory", "1M"])
+        .args(["--log-level", "info"])
+        .env("SSI_HV_RUNTIME_DIR", directory.path().join("sockets"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut line = String::new();
+    let stdout = node.stdout.take().expect("a pipe");
+    let read = BufReader::new(stdout).read_line(&mut line);
+    let pid = Pid::from_child(&node);
+    kill_process(pid, Signal::HUP).expect("it runs");
+    let said = end::said_until(node.stderr.take(), "nothing to read again");
+    let address = line.trim().rsplit(' ').next().unwrap_or_default();
+    let serves = address
+        .parse()
+        .map(|address| ControlStream::connect(address).is_ok());
+    let hung_up = node.try_wait().expect("it was not waited for");
+    let _ = kill_process(pid, Signal::TERM);
+    let ended = end::end_within(&mut node, end::LIMIT).expect("it ends");
+    read.expect("it says where it listens");
+    assert_eq!(hung_up, None, "{said}");
+    assert!(said.contains("nothing to read again"), "{said}");
+    assert_eq!(serves, Ok(true), "{line}");
+    assert_eq!(ended.code(), Some(0));
+}
+
+#[test]
 #[should_panic(expected = "no end within")]
 fn a_process_that_does_not_end_fails_its_test() {
     let mut command = Command::new("sleep");

@@ -89,6 +89,23 @@ pub fn is_readable(fd: &impl AsRawFd, limit: Duration) -> bool {
     }
 }
 
+/// Returns what arrives on a pipe until that has `text` in it, or until its end or the timeout.
+pub fn said_until(pipe: Option<impl Read + Send + 'static>, text: &str) -> String {
+    let (arriving, deadline) = (pumped(pipe), Instant::now() + LIMIT);
+    let mut said = Vec::new();
+    loop {
+        let so_far = String::from_utf8_lossy(&said).into_owned();
+        if so_far.contains(text) {
+            return so_far;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        match arriving.recv_timeout(left) {
+            Ok(bytes) => said.extend(bytes),
+            Err(_) => return so_far,
+        }
+    }
+}
+
 /// Forwards the data of a pipe, as it arrives, to its end.
 fn pumped(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, said) = mpsc::channel();
