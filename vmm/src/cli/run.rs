@@ -438,6 +438,7 @@ impl RunArgs {
             drain_failing: self.drain_failing,
             credentials: self.credentials,
             insecure: self.insecure,
+            stays_on_this_host: false,
             metrics: self.metrics,
             sandbox: self.sandbox,
             user: self.user,

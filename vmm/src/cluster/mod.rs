@@ -191,7 +191,8 @@ impl Cluster {
                 }),
             }
         }
-        vm.insecure |= self.stays_on_this_host();
+        vm.stays_on_this_host = self.stays_on_this_host();
+        vm.insecure |= vm.stays_on_this_host;
         vm
     }
 }

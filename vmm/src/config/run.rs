@@ -136,6 +136,8 @@ pub struct RunConfig {
     pub credentials: Option<PathBuf>,
     /// Whether donors may be on other hosts.
     pub insecure: bool,
+    /// Whether the network to other addresses is one of this host alone.
+    pub stays_on_this_host: bool,
     /// The address for Prometheus metrics.
     pub metrics: Option<SocketAddr>,
     /// Whether its process is restricted to what it needs.
@@ -265,6 +267,7 @@ impl RunSettings {
                 .as_deref()
                 .map(|path| read_again(privileges.as_ref(), path)),
             insecure: self.insecure,
+            stays_on_this_host: self.stays_on_this_host,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             sandbox: self.sandbox == Switch::On,
             privileges: privileges.clone(),

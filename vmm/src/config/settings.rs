@@ -143,6 +143,9 @@ pub struct RunSettings {
     pub credentials: Option<PathBuf>,
     /// Allow other hosts, without encryption
     pub insecure: bool,
+    /// Whether other addresses are reached by a network of this host alone, which no file can say
+    #[serde(skip)]
+    pub stays_on_this_host: bool,
     /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<HostPort>,
@@ -213,6 +216,7 @@ impl Default for RunSettings {
             drain_failing: Switch::Off,
             credentials: None,
             insecure: false,
+            stays_on_this_host: false,
             metrics: None,
             sandbox: Switch::On,
             user: None,

@@ -8,6 +8,7 @@ use memory_fabric::rdma::DeviceChoice;
 use super::address::Donor;
 use super::choice::{Numa, Switch};
 use super::cpu_list::CpuList;
+use super::node_arg::NodeArg;
 use super::*;
 use crate::machine::Irqchip;
 
@@ -311,6 +312,34 @@ fn a_donor_beyond_this_host_needs_insecure() {
     remote(&mut config);
     config.insecure = true;
     assert!(config.parse().is_ok());
+}
+
+#[test]
+fn a_vm_without_certificates_warns_of_donors_and_nodes_on_other_hosts() {
+    let warning = |change: &dyn Fn(&mut RunSettings)| {
+        let mut settings = valid();
+        settings.insecure = true;
+        change(&mut settings);
+        settings.parse().expect("valid").unprotected()
+    };
+    assert_eq!(warning(&|_| ()), None);
+    let here = donors(&["127.0.0.1:7000", "127.0.0.1:7001"]);
+    assert_eq!(warning(&|c| c.donors = here.clone()), None);
+    let there = donors(&["127.0.0.1:7000", "192.0.2.1:7000", "192.0.2.2:7000"]);
+    let warned = warning(&|c| c.donors = there.clone()).expect("a warning");
+    for part in ["donor 192.0.2.1:7000 and 1 more ", "--credentials DIR"] {
+        assert!(warned.contains(part), "{warned}");
+    }
+    // The namespaces of `up`, which no other host reaches.
+    let inside = |c: &mut RunSettings| (c.donors, c.stays_on_this_host) = (there.clone(), true);
+    assert_eq!(warning(&inside), None);
+    let node = |address: &str| {
+        let node = format!("{address},cpus=1").parse().expect("a node");
+        warning(&|c| (c.cpus, c.nodes) = (2, vec![NodeArg::clone(&node)]))
+    };
+    assert_eq!(node("127.0.0.1:7000"), None);
+    let warned = node("192.0.2.3:7000").expect("a warning");
+    assert!(warned.contains("to node 192.0.2.3:7000 are"), "{warned}");
 }
 
 #[test]

@@ -53,6 +53,9 @@ pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
 fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let config = &settings.parse()?;
+    if let Some(warning) = config.unprotected() {
+        tracing::warn!("{warning}");
+    }
     let report_file = config.report.as_deref().map(ReportFile::prepare);
     let report_file = report_file.transpose().map_err(Failure::usage)?;
     // Before the sandbox: it asks the host's busybox what that can do.

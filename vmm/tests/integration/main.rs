@@ -12,6 +12,7 @@ mod exec;
 mod finish;
 mod flood;
 mod hotplug;
+mod insecure;
 mod linking;
 mod metrics;
 mod node;
