@@ -7,6 +7,7 @@ mod peers;
 mod policy;
 mod refusals;
 mod tenants;
+mod truncation;
 
 use cluster::{Cluster, name};
 use fabric_homes::NodeId;

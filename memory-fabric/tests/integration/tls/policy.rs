@@ -248,6 +248,19 @@ fn new_rules_evict_whom_they_do_not_name_and_leave_others_what_they_have() {
     renewed.expect("its lease");
 }
 
+/// An end of an RDMA connection at a port with this address.
+pub fn endpoint(port: &str) -> Endpoint {
+    Endpoint {
+        queue_pair: 17,
+        packet_number: 1,
+        link: LinkLayer::Ethernet,
+        lid: 0,
+        gid: Gid::from_ip(port.parse().expect("an address")),
+        mtu_bytes: 1024,
+        reads_answered: 16,
+    }
+}
+
 #[test]
 fn a_port_for_rdma_is_that_of_the_peer_or_named_by_its_rule() {
     let prod = Cluster::new("prod");
@@ -262,15 +275,7 @@ fn a_port_for_rdma_is_that_of_the_peer_or_named_by_its_rule() {
         let (_kept, grant) = lease_as(&prod, &donor, holder);
         let request = ConnectRequest {
             attach: ends().attach(grant.token, TrafficClass::Urgent),
-            endpoint: Endpoint {
-                queue_pair: 17,
-                packet_number: 1,
-                link: LinkLayer::Ethernet,
-                lid: 0,
-                gid: Gid::from_ip(port.parse().expect("an address")),
-                mtu_bytes: 1024,
-                reads_answered: 16,
-            },
+            endpoint: endpoint(port),
         };
         let mut control = control_as(&prod, &donor, holder);
         let answer =
