@@ -324,6 +324,11 @@ fn a_vm_reconnects_to_a_node_that_its_own_address_floods() {
 }
 
 #[test]
+fn a_vm_with_a_certificate_reconnects_to_a_node_that_its_own_address_floods() {
+    flooded(1, true);
+}
+
+#[test]
 fn a_vm_with_a_certificate_reconnects_to_a_node_that_many_addresses_flood() {
     flooded(200, true);
 }
