@@ -105,6 +105,9 @@ fn drifts(ppm: i64, lent: usize, first: &[(u32, u32)], way: &[(u32, u32)]) {
     );
     assert_eq!((primary, secondary), (Outcome::Shutdown, Outcome::Shutdown));
     assert!(time.corrections > 50, "{time:?}");
+    // Against the drift, of which a tenth is at least 3 ms.
+    let corrected = time.corrected_ns * -ppm.signum();
+    assert!(corrected > 3_000_000, "{time:?}");
     assert!(
         time.error_max.is_some_and(|error| error < ERROR_MAX),
         "{time:?}"

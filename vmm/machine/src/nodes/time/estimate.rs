@@ -159,13 +159,13 @@ impl Estimator {
         })
     }
 
-    /// How fast the difference grows, in millionths: the middle of what is possible, once two
-    /// exchanges are known.
-    pub fn rate_ppm(&self) -> Option<f64> {
+    /// How fast the difference grows, and by how much that may be wrong, in millionths: the middle of
+    /// what is possible, once two exchanges are known.
+    pub fn rate_ppm(&self) -> Option<(f64, f64)> {
         let (low, high) = self.rate;
         #[expect(clippy::cast_precision_loss, reason = "a rate is below 2^33")]
-        let middle = (low + high) as f64 / 2.0;
-        (self.intervals.len() > 1).then_some(middle * 1e6 / 2_f64.powi(32))
+        let millionths = |sum: i64| sum as f64 / 2.0 * 1e6 / 2_f64.powi(32);
+        (self.intervals.len() > 1).then(|| (millionths(low + high), millionths(high - low)))
     }
 
     /// An upper limit of how fast the difference moves away from a fixed value, in ticks of change
@@ -264,8 +264,10 @@ mod tests {
             estimator.add(&counters.exchange(0, at, 20_000, 20_000));
             let estimate = estimator.at(at + 40_000).unwrap();
             prop_assert!(estimate.error_max <= 20_100, "{estimate:?}");
-            let found = estimator.rate_ppm().unwrap();
-            prop_assert!((found - f64::from(ppm)).abs() < 5.0, "{found}, not {ppm}");
+            let (found, error) = estimator.rate_ppm().unwrap();
+            let wrong = (found - f64::from(ppm)).abs();
+            prop_assert!(wrong < 5.0, "{found}, not {ppm}");
+            prop_assert!(wrong <= error, "{found} is more than {error} away from {ppm}");
         }
 
         #[test]

@@ -143,12 +143,18 @@ fn failed(source: io::Error) -> MachineError {
 /// What is known of a node's time, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeFacts {
+    /// What is added to the counter of this host to get the primary's, in nanoseconds, as estimated.
+    pub offset_ns: Option<i64>,
     /// How far the vCPUs' counters may be from the primary's.
     pub error_max: Option<Duration>,
-    /// How much faster the primary's counter is, in millionths.
-    pub rate_ppm: Option<f64>,
+    /// How much faster the primary's counter is, in millionths, and by how much that may be wrong.
+    pub rate_ppm: Option<(f64, f64)>,
+    /// Whether KVM scales this host's counter.
+    pub scales: bool,
     /// How often they were corrected.
     pub corrections: u64,
+    /// The sum of the corrections, in nanoseconds.
+    pub corrected_ns: i64,
 }
 
 /// What to do about a deviation.
@@ -202,6 +208,8 @@ pub(super) struct Correction {
     estimator: Estimator,
     has_begun: bool,
     corrections: u64,
+    /// Their sum in ticks.
+    corrected: i64,
 }
 
 impl Correction {
@@ -213,6 +221,7 @@ impl Correction {
             estimator: Estimator::default(),
             has_begun: false,
             corrections: 0,
+            corrected: 0,
         }
     }
 
@@ -270,6 +279,7 @@ impl Correction {
             Plan::Step(step) => {
                 self.time.step(step, &self.kicks)?;
                 self.corrections += 1;
+                self.corrected = self.corrected.saturating_add(step);
                 Ok(STEP_INTERVAL)
             }
             Plan::TooFar(deviation) => {
@@ -285,17 +295,26 @@ impl Correction {
         }
     }
 
+    fn nanos(&self, ticks: i64) -> i64 {
+        let nanos = i128::from(ticks) * 1_000_000 / i128::from(self.khz.max(1));
+        i64::try_from(nanos).unwrap_or(if nanos < 0 { i64::MIN } else { i64::MAX })
+    }
+
     pub fn facts(&self) -> TimeFacts {
-        let estimate = self.estimator.at(self.time.counter().now());
+        let counter = self.time.counter();
+        let estimate = self.estimator.at(counter.now());
         let error = estimate.map(|estimate| {
             let is_set = self.time.difference.load(Ordering::SeqCst);
             let deviation = estimate.difference.wrapping_sub(is_set).cast_signed();
             estimate.error_max.saturating_add(deviation.unsigned_abs())
         });
         TimeFacts {
+            offset_ns: estimate.map(|found| self.nanos(found.difference.cast_signed())),
             error_max: error.map(|ticks| self.time(ticks)),
             rate_ppm: self.estimator.rate_ppm(),
+            scales: counter.scales(),
             corrections: self.corrections,
+            corrected_ns: self.nanos(self.corrected),
         }
     }
 }

@@ -106,3 +106,50 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_facts_are_what_was_estimated_and_corrected() {
+    // A tick is a nanosecond. The primary is an hour ahead.
+    let hour = 3_600_000_000_000_u64;
+    let counter = HostCounter::default().with_rates(2_000_000, 2_100_000, true);
+    let counter = counter.unwrap();
+    let time = NodeTime::of_node(counter.clone(), 0).unwrap();
+    let mut correction = Correction::new(Arc::new(time), 1_000_000, &[]);
+    let unknown = TimeFacts {
+        scales: true,
+        ..TimeFacts::default()
+    };
+    assert_eq!(correction.facts(), unknown);
+    let mut compare = |more: u64| {
+        let sample = ClockSample {
+            at: counter.now(),
+            difference: hour + more,
+            error_max: 100,
+            round_trip: Duration::ZERO,
+        };
+        correction.compared(&sample);
+        correction.correct().unwrap();
+        correction.facts()
+    };
+    let is_near = |found: i64, expected: i64| found.abs_diff(expected) < 1000;
+    let first = compare(0);
+    let offset = hour.cast_signed();
+    assert!(is_near(first.offset_ns.unwrap(), offset), "{first:?}");
+    assert_eq!((first.corrections, first.corrected_ns), (0, 0));
+    assert_eq!(first.rate_ppm, None, "one comparison limits no rate");
+    // No rate is that fast: what was found before no longer counts.
+    let forth = compare(200_000_000);
+    assert!(is_near(forth.offset_ns.unwrap(), offset + 200_000_000));
+    assert!(is_near(forth.corrected_ns, 200_000_000), "{forth:?}");
+    assert_eq!(forth.corrections, 1);
+    // A step back is no longer than 100 us at once; the rest is an error.
+    let back = compare(0);
+    assert!(is_near(back.corrected_ns, 199_900_000), "{back:?}");
+    assert_eq!(back.corrections, 2);
+    assert!(
+        back.error_max.unwrap() >= Duration::from_micros(199_800),
+        "{back:?}"
+    );
+    let (rate, error) = compare(0).rate_ppm.expect("two comparisons that agree");
+    assert!(rate.abs() <= error, "{rate} by {error}");
+}
