@@ -2,9 +2,9 @@
 
 use crate::report::{
     Boot, Coherence, DrainState, DrainUsed, FaultKind, Faults, Guest, HotPage, HotPageNode,
-    LostUsed, MemoryUsed, Node, NodeState, PathUsed, Peer, PeerTransport, Percentiles, Prefetch,
-    RateLimited, ReplicasUsed, Role, SealingUsed, Stages, Traffic, TrafficClass, Transfers,
-    TransportUsed,
+    LostUsed, MemoryUsed, Node, NodeClock, NodeState, PathUsed, Peer, PeerTransport, Percentiles,
+    PolicyKind, PolicyUsed, Prefetch, RateLimited, ReplicasUsed, Role, SealingUsed, Stages,
+    StayReason, Traffic, TrafficClass, Transfers, TransportUsed, VcpuStays,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -216,6 +216,7 @@ pub fn status() -> VmStatus {
         nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],
         vcpus: Vec::new(),
         coherence: None,
+        vcpu_policy: None,
         faults: Faults {
             remote: kind(1234, 31.7),
             ..Faults::default()
@@ -307,6 +308,41 @@ fn peers_of(id: u32) -> Vec<Peer> {
     peer.collect()
 }
 
+fn clock(id: u32) -> NodeClock {
+    let nth = f64::from(id);
+    NodeClock {
+        offset_us: 7.5e9 * nth,
+        error_us_max: 31.25 * nth,
+        rate_ppm: Some(-3.5 * nth),
+        rate_ppm_error_max: Some(0.25 * nth),
+        scaled: id == 2,
+        steps: 40 * u64::from(id),
+        steps_us: -1250.0 * nth,
+    }
+}
+
+/// A policy that has moved vCPU 2.
+fn policy() -> PolicyUsed {
+    let stays = |cpu, reason| VcpuStays {
+        cpu,
+        moves: u32::from(cpu == 2),
+        pages: 60 * u64::from(cpu),
+        reason,
+        stays_s: (reason == StayReason::Moved).then_some(25.5),
+    };
+    PolicyUsed {
+        kind: PolicyKind::Follow,
+        moves: 1,
+        moves_failed: 2,
+        vcpus: vec![
+            stays(0, StayReason::Few),
+            stays(1, StayReason::Few),
+            stays(2, StayReason::Moved),
+            stays(3, StayReason::Watched),
+        ],
+    }
+}
+
 /// The status of a VM with 4 vCPUs on 3 nodes, one of which does not report.
 #[must_use]
 pub fn status_of_nodes() -> VmStatus {
@@ -319,6 +355,7 @@ pub fn status_of_nodes() -> VmStatus {
             cpus: cpus.to_vec(),
             state: Some(state),
             round_trip_us: (id > 0).then_some(52.0),
+            clock: (id > 0).then(|| clock(id)),
             peers: peers_of(id),
             counted_s_ago: (id > 0).then_some(0.4),
             transfers: Some(transfers(100 * u64::from(id + 1))),
@@ -365,6 +402,7 @@ pub fn status_of_nodes() -> VmStatus {
             hot(0x2a1_5000, 12, &[got(1, 12, 0)]),
         ],
     });
+    status.vcpu_policy = Some(policy());
     status
 }
 

@@ -11,8 +11,8 @@ use memory_fabric::view::FabricView;
 use serde::{Deserialize, Serialize};
 
 use crate::instance::{distribution, percentiles};
-use crate::machine::{Activity, NodeFacts, REPORT_BYTES_MAX, Reporter, VcpuThread};
-use crate::report::{Distribution, Peer, PeerTransport, Transfers};
+use crate::machine::{Activity, NodeFacts, REPORT_BYTES_MAX, Reporter, TimeFacts, VcpuThread};
+use crate::report::{Distribution, NodeClock, Peer, PeerTransport, Transfers};
 use crate::status::VcpuState;
 
 /// Limit of pages in a report.
@@ -79,6 +79,9 @@ pub struct Observed {
     pub vcpus: Vec<(u32, VcpuState, Option<u64>)>,
     /// The shortest round trip to the primary in the last second, in microseconds.
     pub round_trip_us: Option<f64>,
+    /// How its time follows the primary's; `None` of the primary.
+    #[serde(default)]
+    pub clock: Option<NodeClock>,
     /// How memory travels to the other nodes.
     #[serde(default)]
     pub peers: Vec<Peer>,
@@ -173,6 +176,7 @@ impl Observed {
             hottest: hottest(stats),
             vcpus: vcpus.iter().map(|vcpu| vcpu_now(stats, *vcpu)).collect(),
             round_trip_us: None,
+            clock: None,
             peers: watched.peers(),
             at_donors: AtDonors::default(),
             came_from: vcpus.iter().map(|vcpu| came_from(stats, *vcpu)).collect(),
@@ -255,6 +259,7 @@ impl Reporter for SharingReporter {
         let mut observed = Observed::now(&self.watched, &facts.vcpus);
         let round_trip = facts.clock.map(|clock| clock.round_trip);
         observed.round_trip_us = round_trip.map(micros);
+        observed.clock = clock(&facts.time);
         observed.at_donors = self.donors.as_ref().map(Into::into).unwrap_or_default();
         let mut bytes = serde_json::to_vec(&observed).unwrap_or_default();
         if bytes.len() > REPORT_BYTES_MAX {
@@ -269,6 +274,24 @@ impl Reporter for SharingReporter {
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
+}
+
+/// Converts what is known of a node's time, once it was compared with the primary's.
+fn clock(time: &TimeFacts) -> Option<NodeClock> {
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a microsecond is lost after 285 years"
+    )]
+    let micros_of = |nanos: i64| nanos as f64 / 1e3;
+    Some(NodeClock {
+        offset_us: micros_of(time.offset_ns?),
+        error_us_max: micros(time.error_max?),
+        rate_ppm: time.rate_ppm.map(|(rate, _)| rate),
+        rate_ppm_error_max: time.rate_ppm.map(|(_, error)| error),
+        scaled: time.scales,
+        steps: time.corrections,
+        steps_us: micros_of(time.corrected_ns),
+    })
 }
 
 #[cfg(test)]
@@ -356,5 +379,40 @@ mod tests {
         };
         let bytes = reporter.report(&facts);
         assert!(bytes.len() <= REPORT_BYTES_MAX, "{} bytes", bytes.len());
+    }
+    #[test]
+    fn a_node_reports_its_clock_once_it_was_compared() {
+        let reporter = SharingReporter {
+            watched: Watched::default(),
+            donors: None,
+        };
+        let clock_of = |time| {
+            let facts = NodeFacts {
+                time,
+                ..NodeFacts::default()
+            };
+            let bytes = reporter.report(&facts);
+            let found: Observed = serde_json::from_slice(&bytes).expect("is read");
+            found.clock
+        };
+        assert_eq!(clock_of(TimeFacts::default()), None);
+        let compared = TimeFacts {
+            offset_ns: Some(-7_000_500),
+            error_max: Some(Duration::from_nanos(31_250)),
+            rate_ppm: Some((-3.5, 0.25)),
+            scales: true,
+            corrections: 40,
+            corrected_ns: -1_250_000,
+        };
+        let expected = NodeClock {
+            offset_us: -7000.5,
+            error_us_max: 31.25,
+            rate_ppm: Some(-3.5),
+            rate_ppm_error_max: Some(0.25),
+            scaled: true,
+            steps: 40,
+            steps_us: -1250.0,
+        };
+        assert_eq!(clock_of(compared), Some(expected));
     }
 }

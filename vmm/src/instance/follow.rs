@@ -20,6 +20,7 @@ use super::seen::NodesSeen;
 use crate::config::RunConfig;
 use crate::intervals::Intervals;
 use crate::machine::MachineHandle;
+use crate::report::{PolicyKind, PolicyUsed};
 use policy::{Policy, Sighting};
 
 /// Interval between looks: each node reports as often.
@@ -47,14 +48,20 @@ pub fn start(
 ) -> io::Result<Intervals> {
     let (seen, machine) = (Arc::clone(seen), machine.clone());
     let mut policy = Policy::new(room(config));
+    let mut used = PolicyUsed {
+        kind: PolicyKind::Follow,
+        ..PolicyUsed::default()
+    };
+    seen.set_policy(used.clone());
     Intervals::start("vcpu-policy", INTERVAL, move || {
-        look(&mut policy, &seen, &machine);
+        look(&mut policy, &mut used, &seen, &machine);
+        seen.set_policy(used.clone());
         ControlFlow::Continue(())
     })
 }
 
 /// Looks at the reports of all nodes, and moves a vCPU if that helps.
-fn look(policy: &mut Policy, seen: &NodesSeen, machine: &MachineHandle) {
+fn look(policy: &mut Policy, used: &mut PolicyUsed, seen: &NodesSeen, machine: &MachineHandle) {
     let observed = seen.observed(&machine.vcpu_threads());
     let owners = machine.vcpu_nodes().unwrap_or_default();
     let sightings = (0..).zip(owners).map(|(cpu, node)| {
@@ -70,17 +77,26 @@ fn look(policy: &mut Policy, seen: &NodesSeen, machine: &MachineHandle) {
         }
     });
     let sightings: Vec<_> = sightings.collect();
-    let Some(found) = policy.look(Instant::now(), &sightings) else {
+    let now = Instant::now();
+    let found = policy.look(now, &sightings);
+    used.vcpus = policy.reasons(now, &sightings);
+    let Some(found) = found else {
         return;
     };
     let (cpu, to) = (u32::from(found.cpu), u32::from(found.to));
     match machine.move_vcpu(cpu, to) {
-        Ok(()) => tracing::info!(
-            cpu,
-            node = to,
-            pages = found.pages,
-            "a vCPU has followed the pages that it waited for (--vcpu-policy follow)"
-        ),
-        Err(error) => tracing::debug!("vCPU {cpu} does not follow its pages: {error}"),
+        Ok(()) => {
+            used.moves += 1;
+            tracing::info!(
+                cpu,
+                node = to,
+                pages = found.pages,
+                "a vCPU has followed the pages that it waited for (--vcpu-policy follow)"
+            );
+        }
+        Err(error) => {
+            used.moves_failed += 1;
+            tracing::debug!("vCPU {cpu} does not follow its pages: {error}");
+        }
     }
 }

@@ -68,7 +68,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
     let newest = errors.len().saturating_sub(ERRORS_MAX);
     let reported = booted.reported(now.state == VmState::Paused);
     let mut memory = memory(view, count_huge, booted.machine_checks());
-    let (nodes, vcpus, coherence) = match reported {
+    let (nodes, vcpus, of_several) = match reported {
         Some(reported) => {
             let nodes = reported.nodes.into_iter();
             let nodes = nodes.map(|node| NodeNow { node, link: None });
@@ -76,10 +76,12 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
             let all = donors.iter_mut().map(|donor| &mut donor.node);
             add_nodes(&reported.at_donors, all, &mut memory);
             let nodes = nodes.chain(donors).collect();
-            (nodes, reported.vcpus, Some(reported.coherence))
+            let of_several = (reported.coherence, reported.policy);
+            (nodes, reported.vcpus, Some(of_several))
         }
         None => (linked_nodes(view, instance.guest.cpus), Vec::new(), None),
     };
+    let (coherence, vcpu_policy) = of_several.unzip();
     VmStatus {
         name: instance.name.clone(),
         pid: std::process::id(),
@@ -93,6 +95,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         nodes,
         vcpus,
         coherence,
+        vcpu_policy,
         faults: faults(stats),
         evictions: Evictions {
             total: stats.evictions.get(),
@@ -233,6 +236,7 @@ pub fn fill_nodes(report: &mut Report, booted: &BootedVm) {
             add_nodes(&reported.at_donors, donors.iter_mut(), &mut report.memory);
             report.nodes = reported.nodes.into_iter().chain(donors).collect();
             report.coherence = Some(reported.coherence);
+            report.vcpu_policy = Some(reported.policy);
         }
         None => all_cpus_here(&mut report.nodes, report.guest.cpus),
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::compute::{AtDonors, Observed, Watched};
 use crate::machine::{MachineHandle, Observer, VcpuThread};
-use crate::report::{Coherence, Distribution, Node, NodeState, Peer, Role};
+use crate::report::{Coherence, Distribution, Node, NodeState, Peer, PolicyUsed, Role};
 use crate::status::{VcpuNow, VcpuState};
 use sums::{Hottest, total};
 
@@ -26,6 +26,7 @@ struct Seen {
 struct State {
     /// By place; the first is the primary's, and stays empty.
     seen: Vec<Option<Seen>>,
+    policy: PolicyUsed,
     has_ended: bool,
 }
 
@@ -57,6 +58,8 @@ pub struct Reported {
     pub holds: Vec<Distribution>,
     /// What the nodes keep at donors by themselves, all together.
     pub at_donors: AtDonors,
+    /// What moves vCPUs.
+    pub policy: PolicyUsed,
 }
 
 impl Observer for NodesSeen {
@@ -106,6 +109,11 @@ impl NodesSeen {
         self.lock().has_ended = true;
     }
 
+    /// What moves vCPUs has done so much, and why it does no more now.
+    pub fn set_policy(&self, policy: PolicyUsed) {
+        self.lock().policy = policy;
+    }
+
     /// The number of a node that is named `primary`, or by its number or address.
     pub fn place_of(&self, name: &str) -> Option<u32> {
         if name == "primary" {
@@ -148,9 +156,9 @@ impl NodesSeen {
         let threads = machine.map(MachineHandle::vcpu_threads).unwrap_or_default();
         let here = Observed::now(&self.watched, &threads);
         let lost = self.lost.get().copied();
-        let (seen, has_ended) = {
+        let (seen, policy, has_ended) = {
             let state = self.lock();
-            (state.seen.clone(), state.has_ended)
+            (state.seen.clone(), state.policy.clone(), state.has_ended)
         };
         let now = Instant::now();
         let owners = machine
@@ -158,6 +166,7 @@ impl NodesSeen {
             .unwrap_or_else(|| self.owners.clone());
         let mut all = Reported {
             vcpus: vcpus_unknown(&owners),
+            policy,
             ..Reported::default()
         };
         let mut hottest = Hottest::default();
@@ -246,6 +255,7 @@ impl NodesSeen {
             cpus: cpus.map(|(cpu, _)| cpu).collect(),
             state: Some(state),
             round_trip_us: from.round_trip_us,
+            clock: from.clock,
             peers: self.peers(place, from),
             counted_s_ago: index.and(age).map(|age| age.as_secs_f64()),
             transfers: Some(from.transfers),
@@ -275,7 +285,7 @@ fn read(node: u8, report: &[u8]) -> Option<Observed> {
 mod tests {
     use super::*;
     use crate::compute::observed::HotPageHere;
-    use crate::report::{PeerTransport, Transfers};
+    use crate::report::{NodeClock, PeerTransport, PolicyKind, Transfers};
 
     fn seen() -> NodesSeen {
         let watched = Watched::default();
@@ -290,6 +300,14 @@ mod tests {
             watched,
             Arc::default(),
         )
+    }
+
+    fn clock() -> NodeClock {
+        NodeClock {
+            rate_ppm: Some(-3.5),
+            steps: 7,
+            ..NodeClock::default()
+        }
     }
 
     fn report(reads: u64) -> Observed {
@@ -319,6 +337,7 @@ mod tests {
                 (99, VcpuState::Halted, None),
             ],
             round_trip_us: Some(51.5),
+            clock: Some(clock()),
             // Of itself, twice of another node, and of none.
             peers: [1, 0, 0, 99].map(peer).to_vec(),
             ..Observed::default()
@@ -347,6 +366,10 @@ mod tests {
             (now.nodes[0].round_trip_us, now.nodes[1].round_trip_us),
             (None, Some(51.5))
         );
+        let clocks = now.nodes.iter().map(|node| node.clock);
+        let expected = [None, Some(clock()), Some(clock())];
+        assert_eq!(clocks.collect::<Vec<_>>(), expected);
+        assert_eq!(now.policy, PolicyUsed::default(), "static");
         let peers = now.nodes[1].peers.iter().map(|peer| peer.node);
         assert_eq!(peers.collect::<Vec<_>>(), [0]);
         assert_eq!(now.coherence.total.reads, u64::MAX, "no overflow");
@@ -368,6 +391,20 @@ mod tests {
             (paused[1].state, paused[2].state),
             (VcpuState::Paused, VcpuState::Page)
         );
+    }
+
+    #[test]
+    fn what_the_policy_did_stays_after_the_end() {
+        let seen = seen();
+        let policy = PolicyUsed {
+            kind: PolicyKind::Follow,
+            moves: 3,
+            ..PolicyUsed::default()
+        };
+        seen.set_policy(policy.clone());
+        assert_eq!(seen.now(None, false).policy, policy);
+        seen.ended(None);
+        assert_eq!(seen.now(None, false).policy, policy);
     }
 
     #[test]

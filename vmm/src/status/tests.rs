@@ -4,7 +4,7 @@ use ssi_hv_api::fixtures::{block, drain, node_status, status, status_of_nodes};
 
 use super::heat::ExtentStatus;
 use super::*;
-use crate::report::DrainState;
+use crate::report::{DrainState, NodeClock, PolicyUsed};
 
 #[test]
 fn a_node_tells_of_its_connections_and_what_they_take() {
@@ -71,22 +71,55 @@ fn a_drain_has_a_line_with_its_progress_and_why_it_failed() {
 #[test]
 fn a_vm_on_several_nodes_shows_them_and_what_its_vcpus_wait_for() {
     let text = screen::vm(&status_of_nodes());
-    assert!(text.lines().count() <= 32, "{text}");
+    assert!(text.lines().count() <= 34, "{text}");
     for part in [
         "0    0-1      up             600      400      700      10        -  -\n",
         "1    2        up            1200      800     1400      10     52.0  10.0.0.1:7000\n",
         "2    3        silent        1800",
         "travels    0-1 rdma  0-2 rdma  1-2 tcp+tls\n",
+        "time       1: within 31.2 us, -3.5 ppm, 40 steps\n",
+        "           2: within 62.5 us, -7.0 ppm, 80 steps, scaled\n",
         "shared     600 reads, 1200 writes, 1800 upgrades; 8 invalidations\n",
         "2400 pages moved, 5 from home, 6 zero; 14 split blocks of 2 MiB\n",
         "vCPUs      0 on 0: running  1 on 0: waits for 0x2a10000  2 on 1: halted",
         "3 on 2: unknown\n",
+        "policy     follow: 1 moves, 2 failed  1 moved (26 s)  1 watched  2 few pages\n",
         "hot pages  0x2a10000 moved 5898 times: node 0 20 to read, 2930 to write, node 1",
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert!(
         !text.contains("outages") && !text.contains("write protect"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_not_known_of_clocks_is_omitted_and_what_is_absurd_is_short() {
+    let mut status = status_of_nodes();
+    status.vcpu_policy = Some(PolicyUsed::default());
+    status.nodes[1].node.clock = None;
+    let clock = status.nodes[2].node.clock.as_mut().expect("has one");
+    clock.rate_ppm = None;
+    let text = screen::vm(&status);
+    assert!(text.contains("time       2: within 62.5 us, 80 steps, scaled\n"));
+    assert!(text.contains("policy     static\n"), "{text}");
+    for absurd in [f64::MAX, f64::MIN] {
+        status.nodes[2].node.clock = Some(NodeClock {
+            error_us_max: absurd,
+            rate_ppm: Some(absurd),
+            steps: u64::MAX,
+            ..NodeClock::default()
+        });
+        let text = screen::vm(&status);
+        let line = text.lines().find(|line| line.starts_with("time"));
+        assert!(line.is_some_and(|line| line.len() <= 80), "{text}");
+    }
+    status.nodes[2].node.clock = None;
+    status.vcpu_policy = None;
+    let text = screen::vm(&status);
+    assert!(
+        !text.contains("policy") && !text.contains("\ntime"),
         "{text}"
     );
 }

@@ -11,13 +11,19 @@ use super::format::{count, time};
 use super::rates::NodeRates;
 use super::screen::shortened;
 use crate::report::{Coherence, Role};
-use crate::status::screen::shared::{hottest, paths, round_trip, state_of, totals, vcpus, work};
+use crate::status::screen::shared::{
+    clocks, hottest, paths, policy, round_trip, state_of, totals, vcpus, work,
+};
 use crate::status::{NodeNow, VmStatus};
 
 /// Rows of the rate and its history.
 const RATE_ROWS: u16 = 3;
 /// Most rows of the list of pairs of nodes.
 const PATH_ROWS_MAX: usize = 2;
+/// Most rows of the list of clocks.
+const CLOCK_ROWS_MAX: usize = 2;
+/// Most rows of what moves vCPUs.
+const POLICY_ROWS_MAX: usize = 1;
 /// Most rows of the list of vCPUs.
 const VCPU_ROWS_MAX: usize = 4;
 
@@ -38,10 +44,18 @@ impl View {
         let mut of_paths = paths(status, rest.width.into());
         of_paths.truncate(PATH_ROWS_MAX);
         lines.extend(of_paths.into_iter().map(plain));
+        let mut of_clocks = clocks(&status.nodes, rest.width.into());
+        of_clocks.truncate(CLOCK_ROWS_MAX);
+        lines.extend(of_clocks.into_iter().map(plain));
         lines.extend(totals(coherence).into_iter().map(plain));
         let mut of_vcpus = vcpus(&status.vcpus, rest.width.into());
         of_vcpus.truncate(VCPU_ROWS_MAX);
         lines.extend(of_vcpus.into_iter().map(plain));
+        if let Some(used) = &status.vcpu_policy {
+            let mut of_policy = policy(used, rest.width.into());
+            of_policy.truncate(POLICY_ROWS_MAX);
+            lines.extend(of_policy.into_iter().map(plain));
+        }
         lines.push(self.error_line(status, rest.width));
         let left = usize::from(rest.height).saturating_sub(lines.len());
         lines.extend(hottest(coherence, left).into_iter().map(plain));

@@ -188,6 +188,9 @@ fn a_vm_on_several_nodes_has_rates_of_each_and_what_its_vcpus_wait_for() {
         assert!(words(&text, "2  ").contains(&"silent"), "{text}");
         assert!(text.contains("0-2 rdma  1-2 tcp+tls"), "{text}");
         assert!(text.contains("1 on 0: waits for 0x2a10000"), "{text}");
+        assert!(text.contains("time       1: within 31.2 us"), "{text}");
+        assert!(text.contains("2: within 62.5 us, -7.0 ppm"), "{text}");
+        assert!(text.contains("policy     follow: 1 moves"), "{text}");
         assert!(
             text.contains("hot pages  0x2a10000 moved 5898 times"),
             "{text}"

@@ -5,6 +5,7 @@
 
 mod coherence;
 mod details;
+mod several;
 
 pub use coherence::{
     Coherence, HOTTEST_MAX, HotPage, HotPageNode, NodeState, Peer, PeerTransport, Transfers,
@@ -13,6 +14,7 @@ pub use details::{
     Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, RateLimited,
     ReplicasUsed, TIMELINE_SAMPLES_MAX, Timeline,
 };
+pub use several::{NodeClock, PolicyKind, PolicyUsed, StayReason, VcpuStays};
 
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +56,9 @@ pub struct Report {
     /// The memory that nodes share; present if vCPUs are on several nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coherence: Option<Coherence>,
+    /// What moves vCPUs between nodes; present if they are on several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpu_policy: Option<PolicyUsed>,
     /// How many faults took how long; present if the guest ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distributions: Option<Distributions>,
@@ -280,6 +285,10 @@ pub struct Node {
     /// and donors.
     #[serde(default)]
     pub round_trip_us: Option<f64>,
+    /// How the time of its vCPUs follows that of node 0; `null` for node 0 and donors, and before
+    /// their clocks were compared.
+    #[serde(default)]
+    pub clock: Option<NodeClock>,
     /// How the memory that nodes share travels to each other node; empty for a donor, and where all
     /// vCPUs are on one node.
     #[serde(default)]

@@ -24,6 +24,7 @@ fn the_fields_have_the_promised_names() {
             ..PathUsed::default()
         }),
         state: Some(NodeState::Up),
+        clock: Some(NodeClock::default()),
         transfers: Some(Transfers::default()),
         peers: vec![Peer {
             node: 1,
@@ -38,6 +39,17 @@ fn the_fields_have_the_promised_names() {
             ..HotPage::default()
         }],
         ..Coherence::default()
+    });
+    report.vcpu_policy = Some(PolicyUsed {
+        kind: PolicyKind::Follow,
+        vcpus: vec![VcpuStays {
+            cpu: 1,
+            moves: 2,
+            pages: 3,
+            reason: StayReason::Moved,
+            stays_s: Some(4.5),
+        }],
+        ..PolicyUsed::default()
     });
     report.distributions = Some(Distributions {
         remote: vec![(12.5, 3)],
@@ -118,6 +130,15 @@ fn the_fields_have_the_promised_names() {
             "cpus": [],
             "state": "up",
             "round_trip_us": null,
+            "clock": {
+                "offset_us": 0.0,
+                "error_us_max": 0.0,
+                "rate_ppm": null,
+                "rate_ppm_error_max": null,
+                "scaled": false,
+                "steps": 0,
+                "steps_us": 0.0,
+            },
             "peers": [{ "node": 1, "transport": "tcp+tls", "connections": 2 }],
             "counted_s_ago": null,
             "transfers": transfers,
@@ -154,6 +175,12 @@ fn the_fields_have_the_promised_names() {
                 "more_max": 0,
                 "nodes": [{ "node": 0, "reads": 0, "writes": 0 }],
             }],
+        },
+        "vcpu_policy": {
+            "kind": "follow",
+            "moves": 0,
+            "moves_failed": 0,
+            "vcpus": [{ "cpu": 1, "moves": 2, "pages": 3, "reason": "moved", "stays_s": 4.5 }],
         },
         "distributions": { "remote": [[12.5, 3]], "zero": [], "minor": [], "write_protect": [] },
         "timeline": {

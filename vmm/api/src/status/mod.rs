@@ -12,7 +12,8 @@ pub mod transport;
 use serde::{Deserialize, Serialize};
 
 use crate::report::{
-    Boot, Coherence, Faults, Guest, MemoryUsed, Node, Prefetch, RateLimited, TransportUsed,
+    Boot, Coherence, Faults, Guest, MemoryUsed, Node, PolicyUsed, Prefetch, RateLimited,
+    TransportUsed,
 };
 pub use connections::{ConnectionsDropped, MemberUse, NodeConnections};
 use heat::HeatStatus;
@@ -73,6 +74,9 @@ pub struct VmStatus {
     /// The memory that nodes share; absent where all vCPUs are on one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coherence: Option<Coherence>,
+    /// What moves vCPUs between nodes; absent where all vCPUs are on one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpu_policy: Option<PolicyUsed>,
     /// Pages dropped locally to free memory.
     pub evictions: Evictions,
     /// Faults that waited until memory was free.

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::report::{StayReason, VcpuStays};
+
 /// Looks that count together: a vCPU that waits for a short time does not move.
 const WINDOW: usize = 5;
 /// Pages within them for which a move is worth while: it costs two pages, and the working set of the
@@ -72,11 +74,8 @@ impl Record {
         }
     }
 
-    /// The node from which most pages came within a whole window, and how many.
-    fn most(&self, now: Instant) -> Option<(u8, u64)> {
-        if self.window.len() < WINDOW || self.stays_until.is_some_and(|until| now < until) {
-            return None;
-        }
+    /// Pages within the window, by the node that sent them, and all.
+    fn sums(&self) -> ([u64; u8::MAX as usize + 1], u64) {
         let mut sums = [0_u64; u8::MAX as usize + 1];
         for came in &self.window {
             for (sum, pages) in sums.iter_mut().zip(came) {
@@ -84,12 +83,36 @@ impl Record {
             }
         }
         let all = sums.iter().fold(0_u64, |all, sum| all.saturating_add(*sum));
-        let most = (0..=u8::MAX).zip(sums).max_by_key(|(_, sum)| *sum);
-        most.filter(|(node, pages)| {
-            *node != self.node
-                && *pages >= PAGES_MIN
-                && u128::from(*pages) * 100 >= u128::from(all) * u128::from(SHARE_MIN)
-        })
+        (sums, all)
+    }
+
+    /// How long it stays at least.
+    fn stays(&self, now: Instant) -> Option<Duration> {
+        let left = self.stays_until?.saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// The other node from which most pages came within a whole window, and how many; else why it
+    /// stays.
+    fn most(&self, now: Instant) -> Result<(u8, u64), StayReason> {
+        if self.stays(now).is_some() {
+            return Err(StayReason::Moved);
+        }
+        if self.window.len() < WINDOW {
+            return Err(StayReason::Watched);
+        }
+        let (sums, all) = self.sums();
+        let others = (0..=u8::MAX).zip(sums);
+        let others = others.filter(|(node, _)| *node != self.node);
+        let most = others.max_by_key(|(_, pages)| *pages);
+        let (node, pages) = most.ok_or(StayReason::Few)?;
+        if pages < PAGES_MIN {
+            Err(StayReason::Few)
+        } else if u128::from(pages) * 100 < u128::from(all) * u128::from(SHARE_MIN) {
+            Err(StayReason::Spread)
+        } else {
+            Ok((node, pages))
+        }
     }
 
     fn moved(&mut self, now: Instant) {
@@ -122,15 +145,11 @@ impl Policy {
             let record = self.records.entry(sighting.cpu).or_default();
             record.look(sighting);
         }
-        let has_room = |node: u8| {
-            let there = sightings.iter().filter(|one| one.node == node).count();
-            let room = self.room.get(usize::from(node)).copied();
-            room.is_some_and(|room| there < room)
-        };
         let found = sightings.iter().filter_map(|sighting| {
-            let (to, pages) = self.records.get(&sighting.cpu)?.most(now)?;
+            let (to, pages) = self.records.get(&sighting.cpu)?.most(now).ok()?;
             let cpu = sighting.cpu;
-            has_room(to).then_some(Found { cpu, to, pages })
+            let has_room = self.has_room(to, sightings);
+            has_room.then_some(Found { cpu, to, pages })
         });
         // Of equal ones the last: the first vCPUs begin where the devices are.
         let found = found.max_by_key(|found| (found.pages, found.cpu))?;
@@ -139,6 +158,30 @@ impl Policy {
             record.moved(now);
         }
         Some(found)
+    }
+
+    fn has_room(&self, node: u8, sightings: &[Sighting]) -> bool {
+        let there = sightings.iter().filter(|one| one.node == node).count();
+        let room = self.room.get(usize::from(node)).copied();
+        room.is_some_and(|room| there < room)
+    }
+
+    /// Why each vCPU stays where it is, after a look at the same time.
+    pub fn reasons(&self, now: Instant, sightings: &[Sighting]) -> Vec<VcpuStays> {
+        let stays = sightings.iter().filter_map(|sighting| {
+            let record = self.records.get(&sighting.cpu)?;
+            let left = record.stays(now);
+            // With room it would have moved.
+            let reason = record.most(now).err().unwrap_or(StayReason::Full);
+            Some(VcpuStays {
+                cpu: sighting.cpu.into(),
+                moves: record.moves,
+                pages: record.sums().1,
+                reason,
+                stays_s: left.map(|left| left.as_secs_f64()),
+            })
+        });
+        stays.collect()
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{micros, size};
-use crate::report::{Coherence, HotPage, NodeState, Role};
+use crate::report::{
+    Coherence, HotPage, NodeClock, NodeState, PolicyKind, PolicyUsed, Role, StayReason,
+};
 use crate::status::{NodeNow, VcpuNow, VcpuState, VmStatus};
 
 /// Hot pages that are shown; the JSON has more.
@@ -21,8 +23,12 @@ pub fn lines(status: &VmStatus, coherence: &Coherence) -> Vec<String> {
     lines.extend(status.nodes.iter().map(node));
     lines.push(String::new());
     lines.extend(paths(status, COLUMNS));
+    lines.extend(clocks(&status.nodes, COLUMNS));
     lines.extend(totals(coherence));
     lines.extend(vcpus(&status.vcpus, COLUMNS));
+    if let Some(used) = &status.vcpu_policy {
+        lines.extend(policy(used, COLUMNS));
+    }
     lines.extend(hottest(coherence, HOT_SHOWN));
     lines
 }
@@ -162,24 +168,85 @@ pub fn paths(status: &VmStatus, columns: usize) -> Vec<String> {
             named.collect::<Vec<_>>()
         }
     };
+    wrapped("travels", names, columns)
+}
+
+/// Puts parts behind a title, in lines of at most so many columns.
+fn wrapped(title: &str, parts: impl IntoIterator<Item = String>, columns: usize) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut line = format!("{:<9}", "travels");
-    for name in names {
-        if line.len() + 2 + name.len() > columns {
+    let mut line = format!("{title:<9}");
+    for part in parts {
+        if line.len() + 2 + part.len() > columns {
             lines.push(std::mem::replace(&mut line, " ".repeat(9)));
         }
         line += "  ";
-        line += &name;
+        line += &part;
     }
     lines.push(line);
     lines
 }
 
+/// Describes how the time of each node follows that of node 0, in lines of at most so many columns.
+pub fn clocks(nodes: &[NodeNow], columns: usize) -> Vec<String> {
+    let clocks = nodes
+        .iter()
+        .filter_map(|now| Some((now.node.id, now.node.clock?)));
+    let parts: Vec<_> = clocks.map(|(id, clock)| of_clock(id, &clock)).collect();
+    match parts.is_empty() {
+        true => Vec::new(),
+        false => wrapped("time", parts, columns),
+    }
+}
+
+fn of_clock(node: u32, clock: &NodeClock) -> String {
+    let rate = clock.rate_ppm.map(|ppm| ppm.clamp(-1e6, 1e6));
+    let rate = rate.map_or(String::new(), |ppm| format!(", {ppm:+.1} ppm"));
+    let scaled = if clock.scaled { ", scaled" } else { "" };
+    format!(
+        "{node}: within {}{rate}, {} steps{scaled}",
+        span(clock.error_us_max),
+        clock.steps
+    )
+}
+
+/// Formats a time that another host reports, which may be anything.
+fn span(us: f64) -> String {
+    if us < 1e3 {
+        format!("{:.1} us", us.max(0.0))
+    } else if us < 1e6 {
+        format!("{:.1} ms", us / 1e3)
+    } else {
+        format!("{:.1} s", us.min(1e15) / 1e6)
+    }
+}
+
+/// Describes what moves vCPUs, and why it moves no other now, in lines of at most so many columns.
+pub fn policy(used: &PolicyUsed, columns: usize) -> Vec<String> {
+    let kind = used.kind.name();
+    if used.kind == PolicyKind::Static {
+        return wrapped("policy", [kind.to_owned()], columns);
+    }
+    let (moves, failed) = (used.moves, used.moves_failed);
+    let moves = format!("{kind}: {moves} moves, {failed} failed");
+    let mut reasons: BTreeMap<StayReason, (usize, f64)> = BTreeMap::new();
+    for stays in &used.vcpus {
+        let (count, longest) = reasons.entry(stays.reason).or_default();
+        *count += 1;
+        *longest = longest.max(stays.stays_s.unwrap_or(0.0));
+    }
+    let reasons = reasons.into_iter().map(|(reason, (count, longest))| {
+        let time = match reason {
+            StayReason::Moved => format!(" ({longest:.0} s)"),
+            _ => String::new(),
+        };
+        format!("{count} {}{time}", reason.words())
+    });
+    wrapped("policy", [moves].into_iter().chain(reasons), columns)
+}
+
 /// Describes what each vCPU does, in lines of at most so many columns.
 pub fn vcpus(vcpus: &[VcpuNow], columns: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = "vCPUs    ".to_owned();
-    for vcpu in vcpus {
+    let parts = vcpus.iter().map(|vcpu| {
         let what = match (vcpu.state, vcpu.page) {
             (VcpuState::Page, Some(page)) => format!("waits for {page:#x}"),
             (VcpuState::Page, None) => "waits for a page".to_owned(),
@@ -189,14 +256,9 @@ pub fn vcpus(vcpus: &[VcpuNow], columns: usize) -> Vec<String> {
             (VcpuState::Paused, _) => "paused".to_owned(),
             (VcpuState::Unknown, _) => "unknown".to_owned(),
         };
-        let text = format!("  {} on {}: {what}", vcpu.cpu, vcpu.node);
-        if line.len() + text.len() > columns {
-            lines.push(std::mem::replace(&mut line, " ".repeat(9)));
-        }
-        line += &text;
-    }
-    lines.push(line);
-    lines
+        format!("{} on {}: {what}", vcpu.cpu, vcpu.node)
+    });
+    wrapped("vCPUs", parts, columns)
 }
 
 /// Lists the pages that nodes take from each other most often.

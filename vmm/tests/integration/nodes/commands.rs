@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use serde_json::json;
+use serde_json::{Value, json};
 use ssi_hv::exit::ExitCode;
 use tiny_guests::{halt_for_ever, second_cpu};
 
@@ -186,6 +186,20 @@ fn metrics_of(place: &Place, vm: &Child) -> String {
     answer
 }
 
+/// Checks what the status says of the time of a node on this host, which has the same counter as the
+/// primary.
+fn has_one_clock(status: &Value) {
+    assert_eq!(status["nodes"][0]["clock"], Value::Null, "of the primary");
+    let clock = &status["nodes"][1]["clock"];
+    let number = |name: &str| clock[name].as_f64().unwrap_or(f64::NAN);
+    let (offset, error) = (number("offset_us"), number("error_us_max"));
+    assert!(error > 0.0 && offset.abs() <= error, "{clock}");
+    let (rate, error) = (number("rate_ppm"), number("rate_ppm_error_max"));
+    assert!(error > 0.0 && rate.abs() <= error, "{clock}");
+    assert_eq!(clock["scaled"], false);
+    assert!(clock["steps"].is_u64() && clock["steps_us"].is_f64());
+}
+
 #[test]
 fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
     if !kvm_is_there() {
@@ -207,6 +221,7 @@ fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
         if status["vcpus"] == expected
             && status["nodes"][1]["state"] == "up"
             && age.is_some_and(|seconds| seconds < 3.5)
+            && status["nodes"][1]["clock"]["rate_ppm"].is_number()
         {
             break status;
         }
@@ -217,12 +232,17 @@ fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
         std::thread::sleep(PAUSE);
     };
     assert!(status["coherence"]["total"].is_object());
+    has_one_clock(&status);
+    let policy = json!({"kind": "static", "moves": 0, "moves_failed": 0, "vcpus": []});
+    assert_eq!(status["vcpu_policy"], policy, "{status}");
     for (node, other) in [(0, 1), (1, 0)] {
         let expected = json!([{"node": other, "transport": "tcp", "connections": 1}]);
         assert_eq!(status["nodes"][node]["peers"], expected, "{status}");
     }
     let text = place.printed(&["status", "two"]);
     assert!(text.contains("\ntravels    tcp\n"), "{text}");
+    assert!(text.contains("\ntime       1: within "), "{text}");
+    assert!(text.contains("\npolicy     static\n"), "{text}");
     assert!(
         text.contains("vCPUs      0 on 0: halted  1 on 1: offline"),
         "{text}"

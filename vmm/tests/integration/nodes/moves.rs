@@ -137,6 +137,22 @@ fn a_vcpu_follows_the_pages_that_it_waits_for() {
         std::thread::sleep(PAUSE);
     }
     assert!(were_apart > 100, "{were_apart} pages");
+    // The move counts once it has been answered, in the look that ordered it.
+    let policy = loop {
+        let status = place.json(&["status", "two", "--json"]);
+        let policy = status["vms"][0]["vcpu_policy"].clone();
+        if policy["moves"] == 1 {
+            break policy;
+        }
+        assert!(Instant::now() < deadline, "no move counts: {policy}");
+        std::thread::sleep(PAUSE);
+    };
+    assert_eq!(
+        (&policy["kind"], &policy["moves_failed"]),
+        (&json!("follow"), &json!(0))
+    );
+    let moves = [0, 1].map(|cpu: usize| &policy["vcpus"][cpu]["moves"]);
+    assert_eq!(moves, [&json!(0), &json!(1)], "{policy}");
     keyboard.write_all(b"y").expect("is read");
     let output = end::rest_of(vm, end::LIMIT);
     assert_eq!(code_of(&output), Some(0), "{output:?}");

@@ -21,6 +21,16 @@ impl World {
         }
     }
 
+    fn sightings(&self) -> Vec<Sighting> {
+        let owners = (0..).zip(&self.owners);
+        let sightings = owners.map(|(cpu, node)| Sighting {
+            cpu,
+            node: *node,
+            came_from: self.counts.get(&(usize::from(cpu), *node)).cloned(),
+        });
+        sightings.collect()
+    }
+
     /// A second in which each vCPU waits for so many pages from each node.
     fn second(&mut self, came: &[Vec<u32>]) -> Option<Found> {
         self.now += Duration::from_secs(1);
@@ -34,15 +44,7 @@ impl World {
                 *count = count.wrapping_add(*more);
             }
         }
-        let sightings: Vec<_> = (0..)
-            .zip(&self.owners)
-            .map(|(cpu, node)| Sighting {
-                cpu,
-                node: *node,
-                came_from: self.counts.get(&(usize::from(cpu), *node)).cloned(),
-            })
-            .collect();
-        let found = self.policy.look(self.now, &sightings);
+        let found = self.policy.look(self.now, &self.sightings());
         if let Some(found) = found {
             self.owners[usize::from(found.cpu)] = found.to;
         }
@@ -110,6 +112,52 @@ fn a_vcpu_without_reports_and_a_node_without_room_stay() {
         };
         assert_eq!(policy.look(Instant::now(), &[one]), None);
     }
+}
+
+#[test]
+fn why_each_vcpu_stays_is_known_after_a_look() {
+    // The third node has no room.
+    let mut world = World::new(&[2, 3, 1], &[0, 1, 2, 1]);
+    let came = [
+        vec![0, 19, 0],
+        vec![0, 0, 900],
+        vec![30, 20, 0],
+        vec![0, 0, 0],
+    ];
+    let reasons = |world: &World| {
+        let all = world.policy.reasons(world.now, &world.sightings());
+        let reasons = all.iter().map(|one| (one.cpu, one.reason, one.pages));
+        reasons.collect::<Vec<_>>()
+    };
+    use StayReason::{Few, Full, Moved, Spread, Watched};
+    for _ in 0..5 {
+        assert_eq!(world.second(&came), None);
+    }
+    let seconds = 4;
+    let expected = [
+        (0, Watched, seconds * 19),
+        (1, Watched, seconds * 900),
+        (2, Watched, seconds * 50),
+        (3, Watched, 0),
+    ];
+    assert_eq!(reasons(&world), expected);
+    assert_eq!(world.second(&came), None);
+    let expected = [(0, Few, 95), (1, Full, 4500), (2, Spread, 250), (3, Few, 0)];
+    assert_eq!(reasons(&world), expected);
+    // One moves, and all are watched again.
+    let more = [vec![0, 500, 0], vec![0; 3], vec![0; 3], vec![0; 3]];
+    let found = world.second(&more).map(|found| (found.cpu, found.to));
+    assert_eq!(found, Some((0, 1)));
+    let all = world.policy.reasons(world.now, &world.sightings());
+    assert!(all[1..].iter().all(|one| one.reason == Watched), "{all:?}");
+    let moved = VcpuStays {
+        cpu: 0,
+        moves: 1,
+        pages: 0,
+        reason: Moved,
+        stays_s: Some(30.0),
+    };
+    assert_eq!(all[0], moved);
 }
 
 proptest! {
