@@ -52,12 +52,36 @@ struct Device {
     halts_in_guest: bool,
     /// Whether a vCPU's time stamp counter can have a rate of its own.
     tsc_scaling: bool,
+    /// The rate of this host's counter; `None` if KVM does not report it.
+    tsc_khz: Option<u32>,
 }
 
 impl Facts {
     /// Whether a vCPU's time stamp counter can have a rate of its own; `None` without KVM.
     pub(super) fn tsc_scaling(&self) -> Option<bool> {
         self.device.as_ref().ok().map(|device| device.tsc_scaling)
+    }
+
+    /// The rate of this host's time stamp counter in kHz; `None` if KVM does not report it.
+    pub(super) fn tsc_khz(&self) -> Option<u32> {
+        self.device.as_ref().ok()?.tsc_khz
+    }
+
+    /// What a KVM is that says so of the time stamp counter.
+    #[cfg(test)]
+    pub(super) fn with_tsc(tsc_scaling: bool, tsc_khz: Option<u32>) -> Self {
+        Self {
+            device: Ok(Device {
+                api_version: API_VERSION,
+                capabilities_missing: Vec::new(),
+                halts_in_guest: true,
+                tsc_scaling,
+                tsc_khz,
+            }),
+            extension: Some("svm"),
+            module: "kvm-amd",
+            emulated: false,
+        }
     }
 }
 
@@ -95,7 +119,13 @@ fn ask(host: &Host) -> io::Result<Device> {
         capabilities_missing,
         halts_in_guest: halt_exits_can_be_disabled(&kvm),
         tsc_scaling: kvm.check_extension(Cap::TscControl),
+        tsc_khz: tsc_khz(&kvm).ok().filter(|khz| *khz > 0),
     })
+}
+
+/// Asks for the rate of a new vCPU's counter, which is that of the host's.
+fn tsc_khz(kvm: &Kvm) -> Result<u32, kvm_ioctls::Error> {
+    kvm.create_vm()?.create_vcpu(0)?.get_tsc_khz()
 }
 
 /// Evaluates the facts.
@@ -171,17 +201,7 @@ mod tests {
     use super::*;
 
     fn hardware() -> Facts {
-        Facts {
-            device: Ok(Device {
-                api_version: API_VERSION,
-                capabilities_missing: Vec::new(),
-                halts_in_guest: true,
-                tsc_scaling: true,
-            }),
-            extension: Some("svm"),
-            module: "kvm-amd",
-            emulated: false,
-        }
+        Facts::with_tsc(true, Some(2_600_000))
     }
 
     #[test]
@@ -220,6 +240,7 @@ mod tests {
                 capabilities_missing,
                 halts_in_guest: true,
                 tsc_scaling: true,
+                tsc_khz: None,
             }),
             ..hardware()
         };
@@ -240,6 +261,7 @@ mod tests {
                     capabilities_missing: Vec::new(),
                     halts_in_guest,
                     tsc_scaling: true,
+                    tsc_khz: None,
                 }),
                 ..hardware()
             })

@@ -89,14 +89,21 @@ pub(super) fn time_stamps(host: &Host, kvm: &Facts) -> Finding {
             ),
         );
     }
+    let rate = kvm.tsc_khz();
+    let rate = rate.map_or("constant".to_owned(), |khz| format!("constant, {khz} kHz"));
     let scaling = match kvm.tsc_scaling() {
-        Some(true) => "KVM can scale it",
-        Some(false) => "KVM cannot scale it",
-        None => "whether KVM can scale it is unknown",
+        Some(true) => "KVM can scale it to the rate of another host",
+        Some(false) => {
+            "KVM cannot scale it: beside a first host (run --node) whose rate differs by more than \
+             250 millionths, this one is refused"
+        }
+        None => "whether KVM can scale it to the rate of another host is unknown",
     };
     Finding::ok(
         CHECK,
-        format!("constant; {scaling}; hosts of one VM need counters of one rate"),
+        format!(
+            "{rate}; {scaling}; clocks of hosts are compared when a VM starts (`ssi-hv status`)"
+        ),
     )
 }
 
@@ -149,6 +156,28 @@ mod tests {
         );
         let none = page_walks(&FakeHost::new().host());
         assert_eq!(none.status, Status::Warning);
+    }
+
+    #[test]
+    fn a_counter_has_its_rate_and_whether_it_can_have_another() {
+        let host = FakeHost::new().file("/proc/cpuinfo", "flags : constant_tsc nonstop_tsc\n");
+        let of = |scales, khz| {
+            let finding = time_stamps(&host.host(), &Facts::with_tsc(scales, khz));
+            assert_eq!(finding.status, Status::Ok);
+            finding.detail
+        };
+        let fine = of(true, Some(2_600_000));
+        let begins = "constant, 2600000 kHz; KVM can scale it to the rate of another host;";
+        assert!(fine.starts_with(begins), "{fine}");
+        let fixed = of(false, None);
+        assert!(
+            fixed.starts_with("constant; KVM cannot scale it:"),
+            "{fixed}"
+        );
+        assert!(
+            fixed.contains("250 millionths, this one is refused;"),
+            "{fixed}"
+        );
     }
 
     #[test]
