@@ -72,6 +72,8 @@ pub struct ReplicaSummary {
     pub repaired_bytes: u64,
     /// Number of times that a donor went out of use.
     pub losses: u64,
+    /// Pieces that were not what was written, and that others replaced.
+    pub wrong_pieces: u64,
     /// The donors that are not in use.
     pub out: Vec<NodeId>,
 }
@@ -325,6 +327,7 @@ impl FabricView {
             in_one_zone_bytes: u64::from(copies.in_one_zone()) * BLOCK_BYTES,
             repaired_bytes: set.repaired_blocks.get() * BLOCK_BYTES,
             losses: set.losses.get(),
+            wrong_pieces: set.wrong_pieces.get(),
             out: out.map(|(_, &node)| node).collect(),
         })
     }

@@ -64,6 +64,7 @@ impl ReplicatedTransport {
             traffic,
             repairs,
             stripes,
+            set,
             ..
         } = self;
         let id = u8::try_from(donor).expect("at most 64 donors");
@@ -77,8 +78,8 @@ impl ReplicatedTransport {
                 Purpose::Abandoned => return,
                 Purpose::CopyRead(page) => {
                     match answer {
-                        Answer::Page(bytes) => repairs.read(page, donor, bytes),
-                        Answer::Run(bytes) => repairs.read(page, donor, bytes),
+                        Answer::Page(bytes) => repairs.read(set, page, donor, bytes),
+                        Answer::Run(bytes) => repairs.read(set, page, donor, bytes),
                         Answer::Written | Answer::Dropped => return,
                     }
                     traffic.fetched(donor, 1);

@@ -20,7 +20,8 @@ pub mod transport;
 pub use copies::{Copies, DONORS_MAX, LeaveError, SLOTS_MAX};
 pub use placement::{Place, Placement, StripePlacement, capacity, stripe_capacity, zones};
 pub use set::{
-    LeaveEvent, LeaveObserver, Loss, Newcomer, ReplicaEvent, ReplicaObserver, ReplicaSet, Traffic,
+    Check, LeaveEvent, LeaveObserver, Loss, Newcomer, ReplicaEvent, ReplicaObserver, ReplicaSet,
+    Traffic,
 };
 pub use stripe::{Layout, LayoutError};
 pub use transport::{ReplicatedTransport, Role};

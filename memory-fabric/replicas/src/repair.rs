@@ -9,17 +9,22 @@
 //!   copies.
 //! - A write-back of a page whose copy is on its way is held until that has been confirmed: two
 //!   writes of one page are never outstanding on a connection.
+//! - A page of a stripe that can be checked is not computed from a wrong piece: if the pieces that
+//!   are read do not give it, the others are read as well.
 
 mod fill;
 
 use crate::copies::{NextMove, Repair};
-use crate::gather::Gather;
+use crate::gather::{Gather, Trial};
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
+use crate::set::ReplicaSet;
 use crate::stripe::Layout;
 use crate::transport::ReplicatedTransport;
+use fabric_homes::BLOCK_BYTES;
 use fabric_host::Allowance;
-use fabric_pages::page::PAGE_SIZE;
+use fabric_pages::page::{PAGE_SIZE, PageBytes};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Limit of pages that are copied at once: a quarter of a connection, so that write-backs have the
@@ -47,7 +52,16 @@ const READMISSION_DOUBLINGS_MAX: u32 = 6;
 #[derive(Debug)]
 enum Phase {
     /// It is being read. `superseded` by a write-back, it is not written.
-    Reading { superseded: bool, gather: Gather },
+    Reading {
+        superseded: bool,
+        gather: Gather,
+        /// The pieces that were asked for, a bit each.
+        asked: u16,
+        /// Whether those that have arrived do not give the page.
+        lacks: bool,
+        /// Whether all were read again.
+        again: bool,
+    },
     /// It was read: the page, or its piece for the copy.
     Arrived(Box<[u8]>),
     /// It is being written.
@@ -64,7 +78,8 @@ struct Copying {
 #[derive(Debug)]
 struct Current {
     repair: Repair,
-    /// What is read: the valid copy, or enough pieces of a stripe, with their numbers.
+    /// What is read: the valid copy, or enough pieces of a stripe, with their numbers; all of them
+    /// once one was wrong.
     sources: Vec<(usize, Place)>,
     /// Whether the copy will take the place of another, which is in use until then.
     is_move: bool,
@@ -104,6 +119,7 @@ pub(crate) struct Repairs {
     pub readmission_unit: Duration,
     /// That of stripes; `None` for two copies.
     layout: Option<Layout>,
+    trial: Option<Trial>,
     /// Pages that may be copied.
     allowance: Allowance,
     /// When to look again at places that copies have left.
@@ -130,6 +146,7 @@ impl Repairs {
             readmissions: Vec::new(),
             readmission_unit: READMISSION_UNIT,
             layout,
+            trial: layout.map(Trial::new),
             allowance: Allowance::new(REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64, BURST_PAGES),
             reclaim_at: None,
             due: None,
@@ -163,7 +180,10 @@ impl Repairs {
             if let Phase::Reading { superseded, .. } = &mut copying.phase {
                 *superseded = true;
             }
-            !matches!(copying.phase, Phase::Arrived(_))
+            !matches!(
+                copying.phase,
+                Phase::Arrived(_) | Phase::Reading { lacks: true, .. }
+            )
         });
     }
 
@@ -190,7 +210,7 @@ impl Repairs {
     }
 
     /// Takes a page of the valid copy, or a piece of it, from a donor.
-    pub fn read(&mut self, page: u32, donor: usize, bytes: &[u8]) {
+    pub fn read(&mut self, set: &ReplicaSet, page: u32, donor: usize, bytes: &[u8]) {
         let layout = self.layout;
         let Some(current) = &mut self.current else {
             return;
@@ -204,21 +224,51 @@ impl Repairs {
         let Some(copying) = all.find(|copying| copying.page == page) else {
             return;
         };
-        let Phase::Reading { superseded, gather } = &mut copying.phase else {
+        let Phase::Reading {
+            superseded,
+            gather,
+            asked,
+            lacks,
+            ..
+        } = &mut copying.phase
+        else {
             return;
         };
-        let arrived = match layout {
-            None => Some(bytes.into()),
-            Some(layout) => gather
-                .take(layout, at, bytes)
-                .then(|| gather.piece(layout, to)),
-        };
-        match (arrived, *superseded) {
-            // Others are on their way.
-            (None, _) => {}
-            (Some(bytes), false) => copying.phase = Phase::Arrived(bytes),
-            (Some(_), true) => self.written(page),
+        if let Some(layout) = layout {
+            gather.take(layout, at, bytes);
+            if gather.arrived() != *asked {
+                // Others are on their way. Nothing of a page is outstanding when it is complete.
+                return;
+            }
         }
+        if *superseded {
+            // The pieces may be of different versions, and are not used.
+            self.written(page);
+            return;
+        }
+        let (Some(layout), Some(trial)) = (layout, &mut self.trial) else {
+            copying.phase = Phase::Arrived(bytes.into());
+            return;
+        };
+        if set.has_check() {
+            let offset = u64::from(current.repair.block) * BLOCK_BYTES + in_block(page);
+            // Of a page that was never written back, or is dropped, nothing is known or read. This
+            // thread writes and drops, so what it is checked by does not change meanwhile.
+            let is_known = Cell::new(true);
+            let is_right = |_, bytes: &mut PageBytes| {
+                let found = set.is_genuine(offset, bytes);
+                is_known.set(found.is_some());
+                found != Some(false)
+            };
+            let Some(wrong) = gather.search(layout, trial, &is_right) else {
+                *lacks = true;
+                return;
+            };
+            let sources = current.sources.iter().filter(|_| is_known.get());
+            let sources = sources.filter(|(at, _)| wrong >> at & 1 == 1);
+            sources.for_each(|(_, place)| set.note_wrong(place.donor));
+        }
+        copying.phase = Phase::Arrived(gather.piece(layout, to));
     }
 
     /// A page is complete.
@@ -298,6 +348,7 @@ impl ReplicatedTransport {
             if !self.has_current() {
                 return;
             }
+            self.read_more();
             self.write_arrived();
             self.read_next();
             if !self.end_block() {

@@ -1,5 +1,7 @@
 //! The donors of replicated memory: what their links report, and what follows from it.
 
+mod suspicion;
+
 use crate::copies::{Copies, LeaveError, Repair};
 use fabric_host::lock;
 use fabric_host::metrics::Counter;
@@ -9,6 +11,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
+pub use suspicion::Check;
+use suspicion::Suspicion;
 
 /// A change of redundancy.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -22,6 +26,14 @@ pub enum ReplicaEvent {
     },
     /// Every block has two copies again.
     Repaired,
+    /// A donor sends pieces of pages that are not what was written, which others replace. Reported
+    /// once a minute at most.
+    WrongPieces {
+        /// Index of the donor's link.
+        donor: usize,
+        /// How many so far.
+        pieces: u64,
+    },
     /// Blocks have both copies in one zone, for want of room in others. Reported once.
     InOneZone {
         /// How many.
@@ -119,10 +131,16 @@ pub struct ReplicaSet {
     inboxes: Mutex<Vec<Inbox>>,
     /// Whether blocks with both copies in one zone were reported.
     has_reported_zones: AtomicBool,
+    /// How pages are checked, where they can be.
+    check: OnceLock<Check>,
+    /// For each donor, the wrong pieces that it sent.
+    suspicions: Mutex<Vec<Suspicion>>,
     /// Number of times that a donor went out.
     pub losses: Counter,
     /// Blocks whose second copy was restored.
     pub repaired_blocks: Counter,
+    /// Pieces that were not what was written, and that others replaced.
+    pub wrong_pieces: Counter,
 }
 
 impl fmt::Debug for ReplicaSet {
@@ -148,8 +166,11 @@ impl ReplicaSet {
             connections_changed: Condvar::new(),
             inboxes: Mutex::default(),
             has_reported_zones: AtomicBool::new(false),
+            check: OnceLock::new(),
+            suspicions: Mutex::new(vec![Suspicion::default(); donors]),
             losses: Counter::default(),
             repaired_blocks: Counter::default(),
+            wrong_pieces: Counter::default(),
         }
     }
 

@@ -18,6 +18,7 @@
 
 mod arrivals;
 mod changes;
+mod reread;
 mod striped;
 
 use crate::copies::Noted;
@@ -267,7 +268,7 @@ impl ReplicatedTransport {
     fn post_any_read(&mut self, ticket: Ticket, work: Work, offset: u64) -> Result<(), Full> {
         let index = self.begin(ticket, work, offset)?;
         if let Some(stripes) = &mut self.stripes {
-            stripes.begin(index);
+            stripes.begin(index, false);
         }
         self.post_to_copy(index).inspect_err(|_| {
             self.end(index);
@@ -403,6 +404,10 @@ impl PageTransport for ReplicatedTransport {
         self.post_any_read(ticket, Work::Read { run: Some(pages) }, offset)
     }
 
+    fn post_reread(&mut self, ticket: Ticket, offset: u64, run: Option<u32>) -> Result<(), Full> {
+        self.post_any_reread(ticket, offset, run)
+    }
+
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
         self.post_change(ticket, Work::Write, offset, Some(page))
     }
@@ -427,6 +432,7 @@ impl PageTransport for ReplicatedTransport {
             self.readmit_seen();
         }
         self.post_unposted(complete);
+        self.decide_rereads(complete);
         self.note_answered();
         self.look_for_stalls();
         if self.role == Role::Evictor {
@@ -467,6 +473,8 @@ impl PageTransport for ReplicatedTransport {
         // A request that cannot be helped must not keep the thread awake.
         let first = first.map(|at| at.max(self.look_at));
         let due = self.repairs.due();
+        let rereads = self.stripes.as_ref().filter(|all| all.rereads > 0);
+        let due = due.into_iter().chain(rereads.map(|_| self.look_at));
         let members = self.members.iter_mut();
         let members = members.filter_map(|member| member.transport().wake_by());
         members.chain(first).chain(due).min()

@@ -66,6 +66,16 @@ impl SealTable {
         low.store(word(first), Ordering::Relaxed);
         high.store(word(second), Ordering::Relaxed);
     }
+
+    /// Forgets what opens the page at an offset, which is dropped: nothing reads it before it is
+    /// written back again.
+    pub fn clear(&self, offset: u64) {
+        let number = &self.entry(offset)[0];
+        // Relaxed: see `SealTable`. What was never set needs no memory of the host.
+        if number.load(Ordering::Relaxed) != 0 {
+            number.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +94,9 @@ mod tests {
             table.set(page << PAGE_SHIFT, seal(page + 1));
         }
         table.set(2 << PAGE_SHIFT, seal(9));
+        table.clear(1 << PAGE_SHIFT);
+        assert_eq!(table.get(1 << PAGE_SHIFT), None);
+        table.set(1 << PAGE_SHIFT, seal(2));
         let numbers = [1, 2, 9, 4];
         for (page, number) in numbers.into_iter().enumerate() {
             assert_eq!(table.get((page as u64) << PAGE_SHIFT), Some(seal(number)));

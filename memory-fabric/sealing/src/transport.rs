@@ -1,7 +1,8 @@
 //! A transport that seals what it sends and opens what it receives.
 //!
-//! A page that does not open is requested once more: bits flip. If that does not open either, the
-//! [`Judge`] decides. Such a page is never given to the pager.
+//! A page that does not open is requested once more: bits flip, and a transport to several donors can
+//! look for one that [opens](LinkSeal::is_genuine). If that does not open either, the [`Judge`]
+//! decides. Such a page is never given to the pager.
 //!
 //! Nothing here allocates after the start, and no lock is taken.
 
@@ -99,6 +100,15 @@ impl LinkSeal {
     fn place(&self, offset: u64) -> Place {
         let node = self.node;
         Place { node, offset }
+    }
+
+    /// Returns whether a page is what was written back at this offset last, and overwrites it; `None`
+    /// when nothing was, or it was dropped. Only for a thread that keeps the page from being written
+    /// back meanwhile.
+    #[must_use]
+    pub fn is_genuine(&self, offset: u64, page: &mut PageBytes) -> Option<bool> {
+        let seal = self.table.get(offset)?;
+        Some(self.key.open(self.place(offset), seal, page).is_ok())
     }
 
     /// Opens consecutive pages from `offset` on. Returns the offset of the first that does not open.
@@ -243,9 +253,11 @@ impl SealedTransport {
     /// Requests an open read from the inner transport.
     fn request(&mut self, index: u32) -> Result<(), Full> {
         let read = self.reads.all[index as usize].expect("an open read");
+        let ticket = Ticket(index);
         match read.run {
-            Some(pages) => self.inner.post_read_run(Ticket(index), read.offset, pages),
-            None => self.inner.post_read(Ticket(index), read.offset),
+            run if read.suspicious => self.inner.post_reread(ticket, read.offset, run),
+            Some(pages) => self.inner.post_read_run(ticket, read.offset, pages),
+            None => self.inner.post_read(ticket, read.offset),
         }
     }
 
@@ -297,7 +309,12 @@ impl PageTransport for SealedTransport {
     }
 
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
-        self.inner.post_drop(offset, pages)
+        self.inner.post_drop(offset, pages)?;
+        // Donors may hold the page or zeroes from now on, each for itself. No read of the pages is
+        // outstanding: they are untouched.
+        let pages = (0..u64::from(pages)).map(|page| offset + page * PAGE_SIZE as u64);
+        pages.for_each(|at| self.reads.seal.table.clear(at));
+        Ok(())
     }
 
     fn flush(&mut self) {

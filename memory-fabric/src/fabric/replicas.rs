@@ -168,6 +168,16 @@ pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> A
                 reason,
             },
             ReplicaEvent::Repaired => FabricEvent::Repaired,
+            ReplicaEvent::WrongPieces { donor, pieces } => {
+                let donor = all[donor];
+                tracing::warn!(
+                    pieces,
+                    "donor {donor} sent pieces of pages with other bytes than were written back last; \
+                     the pages are computed from other pieces, and after 3 of them the donor is not \
+                     used any more, unless too few others have the pieces"
+                );
+                return;
+            }
             ReplicaEvent::InOneZone { blocks } => {
                 tracing::warn!(
                     mib = (u64::from(blocks) * BLOCK_BYTES) >> 20,

@@ -123,7 +123,15 @@ impl Sealer {
                 let bytes = u64::from(set.copies().blocks()) * BLOCK_BYTES;
                 layers.resize(link, None);
                 let layer = is_sealed.contains(&true).then(|| self.layer(link, bytes));
-                layers.push(layer.transpose()?);
+                let layer = layer.transpose()?;
+                if let Some(Layer { seal, .. }) = &layer {
+                    // The seals know the set as well, and end with the transports.
+                    let seal = Arc::downgrade(seal);
+                    set.set_check(Box::new(move |offset, page| {
+                        seal.upgrade()?.is_genuine(offset, page)
+                    }));
+                }
+                layers.push(layer);
             }
         }
         for (class, transports) in transports {
@@ -207,11 +215,12 @@ impl Judge for LinkJudge {
         let striped = self.replicas.as_ref();
         let striped = striped.and_then(|set| set.copies().layout());
         if let Some(layout) = striped {
-            // A bad piece does not show which one it is.
+            // All pieces were read, and no choice of them opens.
             let reason = format!(
-                "{page} was received twice with other bytes than were written back last: one of the \
-                 donors with its {} pieces, its memory or the network to it changed them",
-                layout.pieces()
+                "{page} cannot be computed any more: fewer than {} of its pieces that can be read are \
+                 those that were written back last; donors, their memory or the network to them \
+                 changed the others",
+                layout.data()
             );
             (self.observer)(FabricEvent::Failed(reason));
             return Verdict::Lost;

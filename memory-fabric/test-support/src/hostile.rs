@@ -40,6 +40,8 @@ struct Stored {
 #[derive(Debug, Default)]
 struct State {
     pages: HashMap<u64, Stored>,
+    /// Pieces of pages, now and before.
+    pieces: HashMap<u64, [Vec<u8>; 2]>,
     /// Pages that were forged, and are sent as they are the next time.
     forged: HashSet<u64>,
     /// The page that is forged each time.
@@ -95,7 +97,7 @@ impl Hostile {
         self.state.lock().unwrap().permanently = Some(offset);
     }
 
-    /// Forges every page from now on, each time.
+    /// Forges every page from now on, each time; of pieces, in the way that was set.
     pub fn forge_all(&self) {
         self.state.lock().unwrap().all = true;
     }
@@ -166,6 +168,13 @@ impl Way {
                 let before = state.pages.remove(&offset).map(|stored| stored.now);
                 state.pages.insert(offset, Stored { now, before });
             }
+            if frame[3] == FrameKind::WritePiece as u8 {
+                let now = frame[HEADER_BYTES..].to_vec();
+                let mut state = self.state.lock().unwrap();
+                let stored = state.pieces.remove(&offset_of(&frame));
+                let before = stored.map_or_else(|| vec![0; now.len()], |[now, _]| now);
+                state.pieces.insert(offset_of(&frame), [now, before]);
+            }
             donor.write_all(&frame)?;
         }
     }
@@ -182,7 +191,43 @@ impl Way {
                 let middle = pages.len() / 2;
                 self.replace(first + (middle * PAGE) as u64, &mut pages[middle]);
             }
+            if frame[3] == FrameKind::PieceData as u8 {
+                let offset = offset_of(&frame);
+                self.replace_piece(offset, &mut frame[HEADER_BYTES..]);
+            }
             client.write_all(&frame)?;
+        }
+    }
+
+    /// Replaces the first of consecutive pieces.
+    fn replace_piece(&self, offset: u64, bytes: &mut [u8]) {
+        let forgery = *self.forgery.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
+        let is_once = !state.all;
+        if forgery == Forgery::None || (is_once && state.forged.remove(&offset)) {
+            return;
+        }
+        let Some([now, before]) = state.pieces.get(&offset) else {
+            return;
+        };
+        let count = now.len();
+        let number = state.forgeries.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let place = usize::try_from(number % count as u64).expect("in a piece");
+        let mut forged = bytes[..count].to_vec();
+        let next = state.pieces.get(&(offset + count as u64));
+        match (forgery, next) {
+            (Forgery::OldVersion, _) => forged.copy_from_slice(before),
+            (Forgery::Torn, _) => forged[place..].copy_from_slice(&before[place..]),
+            (Forgery::OtherPage, Some([other, _])) => forged.copy_from_slice(other),
+            _ => forged[place] ^= 1 << (number >> 13 & 7),
+        }
+        if forged == bytes[..count] {
+            return;
+        }
+        bytes[..count].copy_from_slice(&forged);
+        state.forgeries += 1;
+        if is_once {
+            state.forged.insert(offset);
         }
     }
 

@@ -29,6 +29,7 @@ mod race;
 mod race_ahead;
 mod replicas;
 mod sealed;
+mod sealed_stripes;
 mod stripes;
 mod tls;
 mod udp;

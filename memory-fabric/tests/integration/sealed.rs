@@ -105,7 +105,7 @@ fn forged_pages_of_prefetched_runs_are_detected() {
 }
 
 /// A page as the kernel reads it for a device.
-fn page(words: Words, page: usize) -> &'static [u8] {
+pub(super) fn page(words: Words, page: usize) -> &'static [u8] {
     let start = std::ptr::from_ref(words.at(page, 0)).cast();
     // SAFETY: inside guest memory; only passed on to the kernel, which reports when the page is
     // inaccessible.

@@ -107,6 +107,19 @@ pub trait PageTransport: Send + fmt::Debug {
     /// [`Full`].
     fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full>;
 
+    /// Asks once more for what did not come as it was written: a page, or a run of so many. Where it
+    /// can be had in several ways, all are tried before it completes.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_reread(&mut self, ticket: Ticket, offset: u64, run: Option<u32>) -> Result<(), Full> {
+        match run {
+            Some(pages) => self.post_read_run(ticket, offset, pages),
+            None => self.post_read(ticket, offset),
+        }
+    }
+
     /// The sizes, in bytes, that [`post_probe`](Self::post_probe) takes.
     fn probe_bytes(&self) -> RangeInclusive<u32> {
         PAGE_BYTES..=RUN_PAGES_MAX * PAGE_BYTES

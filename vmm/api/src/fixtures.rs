@@ -195,6 +195,7 @@ pub fn status() -> VmStatus {
                 in_one_zone_bytes: 8 << 20,
                 repaired_bytes: 16 << 20,
                 losses: 1,
+                wrong_pieces: 3,
                 out: vec![2],
             }),
             sealing: Some(SealingUsed {

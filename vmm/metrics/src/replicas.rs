@@ -37,4 +37,9 @@ pub(super) fn add(all: &mut Families, replicas: Option<&ReplicasUsed>) {
         "How often a donor of replicated memory went out of use.",
         replicas.losses,
     );
+    all.counter(
+        "ssi_hv_wrong_pieces_total",
+        "Pieces of pages that were not what was written back last, and that others replaced.",
+        replicas.wrong_pieces,
+    );
 }

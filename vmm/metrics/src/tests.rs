@@ -214,6 +214,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_in_one_zone_bytes", 8_388_608.0),
         ("ssi_hv_repaired_bytes_total", 16_777_216.0),
         ("ssi_hv_donor_losses_total", 1.0),
+        ("ssi_hv_wrong_pieces_total", 3.0),
         ("ssi_hv_drain_bytes{node=\"1\"}", 100_663_296.0),
         ("ssi_hv_drain_moved_bytes{node=\"1\"}", 25_165_824.0),
         ("ssi_hv_evictions_total", 99.0),

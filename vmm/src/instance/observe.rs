@@ -174,6 +174,7 @@ pub fn memory(view: &FabricView, count_huge: bool, machine_checks: u64) -> Memor
             in_one_zone_bytes: replicas.in_one_zone_bytes,
             repaired_bytes: replicas.repaired_bytes,
             losses: replicas.losses,
+            wrong_pieces: replicas.wrong_pieces,
             out: replicas.out.iter().map(|node| node.0.into()).collect(),
         }),
         drain: view.drain().map(|drain| used(&drain)),

@@ -172,8 +172,12 @@ fn copies(replicas: &ReplicasUsed) -> String {
         Some(stripes) => format!("lack pieces of {stripes}"),
         None => "have one copy".to_owned(),
     };
+    let wrong = match replicas.wrong_pieces {
+        0 => String::new(),
+        pieces => format!("; {pieces} wrong pieces"),
+    };
     format!(
-        "{}: {} of {} {lacking}; {} restored; {} out",
+        "{}: {} of {} {lacking}; {} restored; {} out{wrong}",
         replicas.state(),
         size(replicas.degraded_bytes),
         size(replicas.bytes),

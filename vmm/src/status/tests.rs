@@ -37,7 +37,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
         "pinned     each vCPU to a CPU of the host, in order: 3,1\n",
         "cache 128 MiB of 256 MiB",
         "130 MiB in memory here, 2 MiB of it in huge pages",
-        "copies     degraded: 48 MiB of 192 MiB have one copy; 16 MiB restored; 1 out\n",
+        "copies     degraded: 48 MiB of 192 MiB have one copy; 16 MiB restored; 1 out; 3 wrong pieces\n",
         "           8 MiB have both copies in one zone\n",
         "lost       128 KiB in 32 pages with 1 donor(s); 14 machine checks\n",
         "evictions  99:",

@@ -34,6 +34,66 @@ impl ReplicatedTransport {
         });
     }
 
+    /// Asks for the other pieces of pages that those which were read do not give.
+    pub(super) fn read_more(&mut self) {
+        let (Some(current), Some(layout)) = (&mut self.repairs.current, self.repairs.layout) else {
+            return;
+        };
+        let lacks = |copying: &Copying| matches!(copying.phase, Phase::Reading { lacks: true, .. });
+        if !current.copying.iter().any(lacks) {
+            return;
+        }
+        let (copies, repair, sources) = (self.set.copies(), current.repair, &mut current.sources);
+        for at in (0..copies.width()).filter(|&at| at != repair.at) {
+            let place = copies.readable_at(repair.block, at);
+            if sources.iter().all(|&(other, _)| other != at) {
+                sources.extend(place.map(|place| (at, place)));
+            }
+        }
+        for copying in &mut current.copying {
+            let page = copying.page;
+            let Phase::Reading {
+                gather,
+                asked,
+                lacks: lacks @ true,
+                again,
+                ..
+            } = &mut copying.phase
+            else {
+                continue;
+            };
+            if sources.iter().all(|(at, _)| *asked >> at & 1 == 1) {
+                if *again {
+                    // Too few pieces are right, so that the page is lost.
+                    copying.phase = Phase::Arrived(gather.piece(layout, repair.at));
+                    continue;
+                }
+                // Bits flip on their way.
+                gather.clear();
+                (*asked, *again) = (0, true);
+            }
+            let asked_before = *asked;
+            let left = sources.iter().filter(|(at, _)| asked_before >> at & 1 == 0);
+            let members = &mut self.members;
+            if !left
+                .clone()
+                .all(|(_, place)| members[usize::from(place.donor)].has_room())
+            {
+                continue;
+            }
+            let mut bits = 0;
+            for &(at, place) in left {
+                let offset = offset_at(place, in_block(page), layout.data());
+                let member = &mut members[usize::from(place.donor)];
+                let posted = member.read_pieces(Purpose::CopyRead(page), offset, layout.unit());
+                posted.expect("room was seen");
+                bits |= 1 << at;
+            }
+            *asked |= bits;
+            *lacks = false;
+        }
+    }
+
     pub(super) fn read_next(&mut self) {
         let now = Instant::now();
         loop {
@@ -73,6 +133,12 @@ impl ReplicatedTransport {
                 phase: Phase::Reading {
                     superseded: false,
                     gather: Gather::default(),
+                    asked: current
+                        .sources
+                        .iter()
+                        .fold(0, |bits, (at, _)| bits | 1 << at),
+                    lacks: false,
+                    again: false,
                 },
             });
         }

@@ -1,7 +1,7 @@
 //! Reads and writes of stripes: which pieces an operation waits for, and where they arrive.
 
 use super::{Operation, ReplicatedTransport, Work, bit, offset_at, split};
-use crate::gather::Gather;
+use crate::gather::{Gather, Trial};
 use crate::member::Purpose;
 use crate::placement::Place;
 use crate::stripe::{Layout, PIECES_MAX};
@@ -10,21 +10,28 @@ use fabric_transport::Full;
 
 /// A read of a stripe.
 #[derive(Clone, Debug, Default)]
-struct Read {
-    gather: Gather,
+pub(super) struct Read {
+    pub gather: Gather,
+    /// Whether it asks for all pieces, to find those that are right.
+    pub is_reread: bool,
+    /// The pieces with which a reread was tried, a bit each.
+    pub tried: u16,
     /// The pieces that are asked for and have not arrived, a bit each.
     asked: u16,
-    /// For each of them, the donor.
-    donors: [u8; PIECES_MAX],
+    /// For each piece that was asked for, the donor.
+    pub donors: [u8; PIECES_MAX],
 }
 
 /// The stripes of a transport.
 #[derive(Debug)]
 pub(crate) struct Stripes {
-    layout: Layout,
+    pub(super) layout: Layout,
     /// By operation. Their buffers are allocated at the first use of a number and kept; the numbers
     /// in use are as few as operations are outstanding.
-    reads: Vec<Read>,
+    pub(super) reads: Vec<Read>,
+    /// Number of outstanding rereads.
+    pub(super) rereads: usize,
+    pub(super) trial: Trial,
     /// The parity of the page that is written.
     parity: Box<[u8]>,
 }
@@ -34,6 +41,8 @@ impl Stripes {
         Self {
             layout,
             reads: Vec::new(),
+            rereads: 0,
+            trial: Trial::new(layout),
             parity: vec![0; layout.parity() * layout.unit()].into(),
         }
     }
@@ -58,14 +67,15 @@ impl Stripes {
     }
 
     /// Begins the read of an operation.
-    pub fn begin(&mut self, index: u32) {
+    pub fn begin(&mut self, index: u32, is_reread: bool) {
         let index = index as usize;
         if self.reads.len() <= index {
             self.reads.resize_with(index + 1, Read::default);
         }
         let read = &mut self.reads[index];
         read.gather.clear();
-        read.asked = 0;
+        (read.asked, read.tried) = (0, 0);
+        read.is_reread = is_reread;
     }
 
     /// Stops to wait for a donor; true when a read asks for too few pieces then.
@@ -87,14 +97,15 @@ impl Stripes {
         read.is_some_and(|read| read.pieces() < self.layout.data())
     }
 
-    /// Takes what a donor sent for a read. Returns the pages when there are enough pieces.
+    /// Takes what a donor sent for a read. Returns the pages when there are enough pieces, unless it is
+    /// a reread.
     pub fn arrived(&mut self, index: u32, donor: u8, bytes: &[u8]) -> Option<&[u8]> {
         let layout = self.layout;
         let read = self.reads.get_mut(index as usize)?;
         let at = read.asked_of(donor)?;
         read.asked &= !(1 << at);
         let is_enough = read.gather.take(layout, at, bytes);
-        is_enough.then(|| read.gather.pages(layout))
+        (is_enough && !read.is_reread).then(|| read.gather.pages(layout))
     }
 }
 
@@ -105,14 +116,14 @@ impl Read {
     }
 
     /// Returns how many pieces are there or asked for.
-    fn pieces(&self) -> usize {
+    pub fn pieces(&self) -> usize {
         (self.asked | self.gather.arrived()).count_ones() as usize
     }
 }
 
 impl ReplicatedTransport {
     /// Asks for as many pieces of a read as it needs; for those that are left when it has asked for so
-    /// many already.
+    /// many already, or is a reread.
     ///
     /// # Errors
     ///
@@ -125,7 +136,9 @@ impl ReplicatedTransport {
         let layout = stripes.layout;
         let read = &mut stripes.reads[index as usize];
         let (block, in_block) = split(offset);
-        let wanted = match layout.data().saturating_sub(read.pieces()) {
+        let missing = layout.data().saturating_sub(read.pieces());
+        let wanted = match missing {
+            _ if read.is_reread => layout.pieces(),
             0 => layout.parity(),
             missing => missing,
         };
@@ -145,7 +158,7 @@ impl ReplicatedTransport {
             }
         }
         let is_first = read.pieces() == 0;
-        if count == 0 || (is_first && count < wanted) {
+        if count == 0 || (is_first && count < missing) {
             return Err(Full);
         }
         let bytes = run.unwrap_or(1) as usize * layout.unit();

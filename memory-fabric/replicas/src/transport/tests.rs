@@ -1,6 +1,7 @@
 //! Simulated donors that lose connections, and a pager that checks every page it reads.
 
 mod fake;
+mod hostile;
 mod joins;
 mod model;
 mod striped;

@@ -19,6 +19,8 @@ struct Donor {
     forged: Option<(u64, Box<PageBytes>, usize)>,
     /// Accepts no more requests than that.
     room: usize,
+    /// Requests for what did not open.
+    rereads: usize,
 }
 
 /// A transport to it.
@@ -63,6 +65,12 @@ impl PageTransport for Wire {
 
     fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
         self.post(ticket, offset, Some(pages))
+    }
+
+    fn post_reread(&mut self, ticket: Ticket, offset: u64, run: Option<u32>) -> Result<(), Full> {
+        self.post(ticket, offset, run)?;
+        self.0.lock().unwrap().rereads += 1;
+        Ok(())
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
@@ -351,6 +359,7 @@ fn a_page_with_another_copy_is_read_until_a_donor_sends_it() {
     came.extend(vm.pages());
     assert_eq!(came, [(1, plain.to_vec())]);
     assert_eq!(vm.faults().len(), 2);
+    assert_eq!(wire.0.lock().unwrap().rereads, 2);
     assert_eq!(vm.stats.rejected.get(), 4);
 }
 
@@ -382,6 +391,27 @@ fn a_second_attempt_waits_for_room() {
     assert_eq!(vm.transport.in_flight(), 1);
     wire.0.lock().unwrap().room = IN_FLIGHT_MAX;
     assert_eq!(vm.pages(), [(2, plain.to_vec())]);
+}
+
+#[test]
+fn what_is_known_of_a_page_ends_when_it_is_dropped() {
+    let wire = Wire::new();
+    let mut vm = Vm::new(&wire);
+    let mut random = Random(5);
+    vm.write(0, &random.page());
+    vm.write(4096, &random.page());
+    let seal = Arc::clone(&vm.transport.reads.seal);
+    let check = |offset: u64, mut page: PageBytes| seal.is_genuine(offset, &mut page);
+    assert_eq!(check(0, wire.stored(0)), Some(true));
+    assert_eq!(check(0, wire.stored(4096)), Some(false));
+    assert_eq!(check(8192, wire.stored(8192)), None);
+    vm.transport.post_drop(0, 1).expect("room");
+    assert_eq!(check(0, wire.stored(0)), None);
+    assert_eq!(check(4096, wire.stored(4096)), Some(true));
+    vm.write(0, &random.page());
+    assert_eq!(check(0, wire.stored(0)), Some(true));
+    let counts = [&vm.stats.opened, &vm.stats.rejected].map(|count| count.get());
+    assert_eq!(counts, [0, 0]);
 }
 
 #[test]

@@ -187,6 +187,10 @@ pub struct ReplicasUsed {
     pub repaired_bytes: u64,
     /// How often a donor went out of use.
     pub losses: u64,
+    /// Pieces of pages that donors sent and that were not those written back last: the pages were
+    /// computed from others.
+    #[serde(default)]
+    pub wrong_pieces: u64,
     /// The ids of the donors that are out of use.
     pub out: Vec<u32>,
 }

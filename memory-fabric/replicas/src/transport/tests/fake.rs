@@ -28,10 +28,21 @@ pub fn version_of(page: &[u8]) -> u64 {
     version
 }
 
+/// What a hostile donor sends, from what it has, what that was before, and what is at another page;
+/// the number differs from one answer to the next.
+pub type Forgery = fn(&[u8], &[u8], &[u8], u64) -> Vec<u8>;
+
 /// A donor.
 #[derive(Debug, Default)]
 pub struct FakeDonor {
     pages: HashMap<u64, Box<PageBytes>>,
+    /// What pages were before the last write of a piece.
+    before: HashMap<u64, Box<PageBytes>>,
+    /// While set, this is sent, once in so many answers.
+    pub forgery: Option<(Forgery, u64)>,
+    answers: u64,
+    /// Answers that were forged.
+    pub forged: u64,
     /// While set, nothing arrives.
     pub cut: bool,
     /// Its memory belongs to others.
@@ -61,19 +72,48 @@ impl FakeDonor {
         }
     }
 
+    fn read(&self, offset: u64, count: usize) -> Vec<u8> {
+        let parts = (0..count).step_by(PIECE_BYTES);
+        let parts = parts.map(|at| offset + at as u64);
+        parts
+            .flat_map(|offset| self.bytes_at(offset, PIECE_BYTES))
+            .collect()
+    }
+
+    /// Replaces an answer, if the donor is hostile.
+    fn forge(&mut self, offset: u64, bytes: Vec<u8>) -> Vec<u8> {
+        self.answers += 1;
+        let Some((forgery, _)) = self
+            .forgery
+            .filter(|one| self.answers.is_multiple_of(one.1))
+        else {
+            return bytes;
+        };
+        let count = bytes.len();
+        let other = self.read(offset ^ PAGE_SIZE as u64, count);
+        std::mem::swap(&mut self.pages, &mut self.before);
+        let before = self.read(offset, count);
+        std::mem::swap(&mut self.pages, &mut self.before);
+        let forged = forgery(&bytes, &before, &other, self.answers);
+        self.forged += u64::from(forged != bytes);
+        forged
+    }
+
     fn serve(&mut self, request: &Request) -> Vec<u8> {
         match &request.kind {
             Kind::Read(_, bytes) => {
-                let parts = (0..*bytes).step_by(PIECE_BYTES);
-                let parts = parts.map(|at| request.offset + at as u64);
-                parts
-                    .flat_map(|offset| self.bytes_at(offset, PIECE_BYTES))
-                    .collect()
+                let bytes = self.read(request.offset, *bytes);
+                self.forge(request.offset, bytes)
             }
             Kind::Write(_, bytes) => {
                 let within = usize::try_from(request.offset % PAGE_SIZE as u64).expect("small");
-                let page = self.pages.entry(request.offset - within as u64);
+                let start = request.offset - within as u64;
+                let page = self.pages.entry(start);
                 let page = page.or_insert_with(|| Box::new([0; PAGE_SIZE]));
+                let before = self.before.entry(start);
+                let before = before.or_insert_with(|| Box::new([0; PAGE_SIZE]));
+                before[within..within + bytes.len()]
+                    .copy_from_slice(&page[within..within + bytes.len()]);
                 page[within..within + bytes.len()].copy_from_slice(bytes);
                 Vec::new()
             }

@@ -1,8 +1,10 @@
 //! A pager without memory: it knows the version of each page, and checks what it reads.
 
 use super::fake::{page_with, version_of};
+use super::hostile::{FORGERIES, Seals, assert_pieces, seal};
 use super::*;
 use fabric_pages::page::PAGE_SIZE;
+use std::collections::BTreeSet;
 
 /// Donors that may join.
 const JOINERS: usize = 2;
@@ -42,6 +44,11 @@ pub struct World {
     joined: u32,
     slots: Vec<u32>,
     layout: Option<Layout>,
+    /// A donor that sends wrong pieces, and what opens pages then.
+    hostile: Option<(usize, Seals)>,
+    /// What did not open, by ticket, and is being read again or is to be.
+    again: BTreeSet<u32>,
+    unposted: Vec<u32>,
     seed: u64,
 }
 
@@ -67,6 +74,24 @@ impl World {
         let slots = vec![BLOCKS; donors];
         let bed = Bed::striped(&slots, layout, BLOCKS);
         Self::of(bed, slots, Some(layout), seed)
+    }
+
+    /// Stripes, and a donor that forges some of its answers. Of the others, one may be lost or out
+    /// at once.
+    pub fn hostile(seed: u64) -> Self {
+        let choice = usize::try_from(seed).expect("small");
+        let layout: Layout = ["2+2", "4+2", "8+2"][choice % 3].parse().expect("possible");
+        let donors = layout.pieces() + usize::from(seed % 6 < 3);
+        let slots = vec![BLOCKS; donors];
+        let bed = Bed::striped(&slots, layout, BLOCKS);
+        let hostile = choice % donors;
+        bed.donors[hostile].lock().expect("no panic").forgery =
+            Some((FORGERIES[choice / 3 % 4], 1 + seed % 5));
+        let seals = seal(&bed.set);
+        Self {
+            hostile: Some((hostile, seals)),
+            ..Self::of(bed, slots, Some(layout), seed)
+        }
     }
 
     fn of(bed: Bed, slots: Vec<u32>, layout: Option<Layout>, seed: u64) -> Self {
@@ -95,6 +120,9 @@ impl World {
             joined: 0,
             slots,
             layout,
+            hostile: None,
+            again: BTreeSet::new(),
+            unposted: Vec::new(),
             bed,
             seed,
         }
@@ -121,6 +149,20 @@ impl World {
             self.welcome();
         }
         self.settle()
+    }
+
+    /// Returns how many wrong pieces were found, all of them sent by the hostile donor.
+    pub fn run_hostile(self, steps: usize) -> u64 {
+        let (set, events) = (Arc::clone(&self.bed.set), Arc::clone(&self.bed.events));
+        let hostile = self.hostile.as_ref().expect("it is hostile").0;
+        let seed = self.seed;
+        self.run(steps);
+        for event in events.lock().expect("no panic").iter() {
+            if let ReplicaEvent::WrongPieces { donor, .. } = event {
+                assert_eq!(*donor, hostile, "seed {seed}");
+            }
+        }
+        set.wrong_pieces.get()
     }
 
     /// A new donor joins in a place without one, or which one that is lost has left.
@@ -198,7 +240,13 @@ impl World {
                 self.version += 1;
                 let page = page_with(self.version);
                 match self.evictor.post_write(ticket, offset, &page) {
-                    Ok(()) => Page::Writing(self.version, false),
+                    Ok(()) => {
+                        if let Some((_, seals)) = &self.hostile {
+                            let mut seals = seals.lock().expect("no panic");
+                            seals.insert(offset, self.version);
+                        }
+                        Page::Writing(self.version, false)
+                    }
                     Err(Full) => Page::Local(self.version),
                 }
             }
@@ -238,6 +286,8 @@ impl World {
 
     fn poll_reader(&mut self) {
         let (pages, runs, seed) = (&mut self.pages, &self.runs, self.seed);
+        let (is_hostile, again, unposted) =
+            (self.hostile.is_some(), &mut self.again, &mut self.unposted);
         let arrived = |pages: &mut [Page], index: usize, found: u64| {
             let Page::Fetching(version) = pages[index] else {
                 let page = pages[index];
@@ -246,19 +296,62 @@ impl World {
             assert_eq!(found, version, "seed {seed}: page {index} is stale");
             pages[index] = Page::Local(version);
         };
-        self.reader.poll(&mut |completion| match completion {
-            Completion::ReadFrom(_, Ticket(ticket), page) => {
-                arrived(pages, ticket as usize, version_of(page));
-            }
-            Completion::ReadRunFrom(_, Ticket(ticket), bytes) => {
-                let (first, count) = runs[ticket as usize - pages.len()];
-                assert_eq!(bytes.len(), count * PAGE_SIZE);
-                for (index, page) in (first..).zip(bytes.chunks(PAGE_SIZE)) {
-                    arrived(pages, index, version_of(page));
+        self.reader.poll(&mut |completion| {
+            let (ticket, bytes, first, count) = match completion {
+                Completion::ReadFrom(_, Ticket(ticket), page) => {
+                    (ticket, page.as_slice(), ticket as usize, 1)
                 }
+                Completion::ReadRunFrom(_, Ticket(ticket), bytes) => {
+                    let (first, count) = runs[ticket as usize - pages.len()];
+                    (ticket, bytes, first, count)
+                }
+                other => panic!("seed {seed}: unexpected {other:?}"),
+            };
+            assert_eq!(bytes.len(), count * PAGE_SIZE);
+            let opens = |(page, bytes): (&Page, &[u8])| {
+                matches!(page, Page::Fetching(version) if bytes == page_with(*version))
+            };
+            let mut all = pages[first..].iter().zip(bytes.chunks(PAGE_SIZE));
+            if is_hostile && !all.all(opens) {
+                let is_first = again.insert(ticket);
+                assert!(is_first, "seed {seed}: page {first} is lost");
+                unposted.push(ticket);
+                return;
             }
-            other => panic!("seed {seed}: unexpected {other:?}"),
+            again.remove(&ticket);
+            for (index, page) in (first..).zip(bytes.chunks(PAGE_SIZE)) {
+                arrived(pages, index, version_of(page));
+            }
         });
+        let (reader, offsets) = (&mut self.reader, &self.offsets);
+        unposted.retain(|&ticket| {
+            let at = ticket as usize;
+            let (first, run) = match at.checked_sub(offsets.len()) {
+                None => (at, None),
+                Some(run) => (
+                    runs[run].0,
+                    Some(u32::try_from(runs[run].1).expect("small")),
+                ),
+            };
+            reader
+                .post_reread(Ticket(ticket), offsets[first], run)
+                .is_err()
+        });
+    }
+
+    /// Returns whether a donor besides one that is hostile may go out.
+    fn may_disturb(&self) -> bool {
+        let Some((hostile, _)) = self.hostile else {
+            return true;
+        };
+        let copies = self.bed.set.copies();
+        let lacks = |block: u32| {
+            let mut all = copies.all(block).enumerate();
+            all.any(|(at, copy)| {
+                usize::from(copy.place.donor) != hostile && copies.readable_at(block, at).is_none()
+            })
+        };
+        !(0..BLOCKS).any(lacks)
     }
 
     fn poll_evictor(&mut self) {
@@ -296,6 +389,10 @@ impl World {
             self.bed.set.up(donor);
             return;
         }
+        let is_hostile = self.hostile.as_ref().is_some_and(|one| one.0 == donor);
+        if is_hostile || !self.may_disturb() {
+            return;
+        }
         let left = self.lost.iter().filter(|lost| !**lost).count();
         match self.below(8) {
             // Outstanding requests are sent again.
@@ -314,6 +411,21 @@ impl World {
         }
     }
 
+    /// Returns whether all copies that are missing find room. A hostile donor goes out at any time.
+    fn can_repair(&self) -> bool {
+        let copies = self.bed.set.copies();
+        let hostile = self.hostile.as_ref().map(|(donor, _)| as_u8(*donor));
+        let found = usize::from(hostile.is_some_and(|donor| copies.is_lost(donor)));
+        let lost = self.lost[..self.slots.len()].iter();
+        let lost = lost.filter(|lost| **lost).count() + found;
+        // Of four donors, three have slots enough, but not always on two different ones, and a place
+        // to which a copy was moving when a donor went out is not used again.
+        match self.layout {
+            None => (lost == 0 && self.joined == 0) || (self.slots.len() == 3 && self.leaves == 0),
+            Some(layout) => lost + layout.pieces() <= self.slots.len(),
+        }
+    }
+
     /// All donors that are not lost return; every request is answered, and both copies of each page
     /// are checked if there is room for two.
     fn settle(mut self) -> (u32, u32) {
@@ -323,14 +435,6 @@ impl World {
                 self.bed.set.up(donor);
             }
         }
-        let lost = self.lost[..self.slots.len()].iter();
-        let lost = lost.filter(|lost| **lost).count();
-        // Of four donors, three have slots enough, but not always on two different ones, and a place
-        // to which a copy was moving when a donor went out is not used again.
-        let can_repair = match self.layout {
-            None => (lost == 0 && self.joined == 0) || (self.slots.len() == 3 && self.leaves == 0),
-            Some(layout) => lost + layout.pieces() <= self.slots.len(),
-        };
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             self.poll_reader();
@@ -343,6 +447,7 @@ impl World {
             }
             let is_moving = |page: &Page| matches!(page, Page::Writing(..) | Page::Fetching(_));
             let degraded = self.bed.set.copies().degraded();
+            let can_repair = self.can_repair();
             let is_settled =
                 self.leaving.is_none() && self.joining.is_none() && (!can_repair || degraded == 0);
             if is_settled && !self.pages.iter().any(is_moving) {
@@ -361,7 +466,8 @@ impl World {
             };
             let (block, in_block) = split(self.offsets[index]);
             if let Some(layout) = self.layout {
-                self.assert_pieces(layout, index, version);
+                let what = format!("seed {}", self.seed);
+                assert_pieces(&self.bed, layout, self.offsets[index], version, &what);
                 continue;
             }
             for place in self.bed.set.copies().readable(block).into_iter().flatten() {
@@ -373,30 +479,6 @@ impl World {
             }
         }
         (self.left, self.joined)
-    }
-
-    /// Compares all pieces of a page that may be read.
-    fn assert_pieces(&self, layout: Layout, index: usize, version: u64) {
-        let (block, in_block) = split(self.offsets[index]);
-        let page = page_with(version);
-        let mut parity = vec![0; layout.parity() * layout.unit()];
-        layout.encode(&page, &mut parity);
-        let pieces = page
-            .chunks(layout.unit())
-            .chain(parity.chunks(layout.unit()));
-        for (at, piece) in pieces.enumerate() {
-            let Some(place) = self.bed.set.copies().readable_at(block, at) else {
-                continue;
-            };
-            let donor = self.bed.donors[usize::from(place.donor)].lock();
-            let offset = offset_at(place, in_block, layout.data());
-            let found = donor.expect("no panic").bytes_at(offset, piece.len());
-            let seed = self.seed;
-            assert!(
-                found == piece,
-                "seed {seed}: piece {at} of page {index} at {place:?}"
-            );
-        }
     }
 }
 

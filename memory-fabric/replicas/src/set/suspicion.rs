@@ -1,0 +1,102 @@
+//! Donors that send wrong pieces of pages: they are counted, and are not used any more once there are
+//! too many.
+
+use super::{ReplicaEvent, ReplicaSet};
+use fabric_host::lock;
+use fabric_pages::page::PageBytes;
+use std::time::{Duration, Instant};
+
+/// Wrong pieces after which a donor goes out of use: a single one may be a bit that flipped in its
+/// memory, which the next write-back of the page corrects.
+pub(crate) const WRONG_MAX: u64 = 3;
+
+/// Interval between reports of a donor, and between attempts to do without it where others are
+/// needed as well: each looks at all blocks.
+const INTERVAL: Duration = Duration::from_secs(60);
+const ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Says whether a page is what was written back at an offset last, and may overwrite it; `None` if
+/// that is not known.
+pub type Check = Box<dyn Fn(u64, &mut PageBytes) -> Option<bool> + Send + Sync>;
+
+/// What a donor has sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Suspicion {
+    wrong: u64,
+    reported_at: Option<Instant>,
+    attempted_at: Option<Instant>,
+}
+
+/// Returns whether it is time to do something that was done last at `last`, and notes it.
+fn is_due(last: &mut Option<Instant>, now: Instant, interval: Duration) -> bool {
+    let is_due = last.is_none_or(|last| now.saturating_duration_since(last) >= interval);
+    if is_due {
+        *last = Some(now);
+    }
+    is_due
+}
+
+impl ReplicaSet {
+    /// Sets how pages are checked, where they can be. Later calls have no effect.
+    pub fn set_check(&self, check: Check) {
+        let _ = self.check.set(check);
+    }
+
+    pub(crate) fn has_check(&self) -> bool {
+        self.check.get().is_some()
+    }
+
+    /// Returns whether a page is what was written back at an offset last, and may overwrite it;
+    /// `None` if that is not known.
+    pub(crate) fn is_genuine(&self, offset: u64, page: &mut PageBytes) -> Option<bool> {
+        self.check.get()?(offset, page)
+    }
+
+    /// A donor sent a piece of a page, or of a run of them, that is not what was written last. From
+    /// the third one on it goes out of use for good, unless a block needs it.
+    pub(crate) fn note_wrong(&self, donor: u8) {
+        self.wrong_pieces.increment();
+        if self.copies.is_out(donor) {
+            return;
+        }
+        let now = Instant::now();
+        let (wrong, is_reported, is_attempted) = {
+            let mut all = lock(&self.suspicions);
+            let suspicion = &mut all[usize::from(donor)];
+            suspicion.wrong += 1;
+            let wrong = suspicion.wrong;
+            (
+                wrong,
+                is_due(&mut suspicion.reported_at, now, INTERVAL),
+                wrong >= WRONG_MAX && is_due(&mut suspicion.attempted_at, now, ATTEMPT_INTERVAL),
+            )
+        };
+        if is_reported {
+            (self.observer)(ReplicaEvent::WrongPieces {
+                donor: donor.into(),
+                pieces: wrong,
+            });
+        }
+        if is_attempted {
+            let reason = format!(
+                "it sent {wrong} pieces of pages with other bytes than were written back last: the \
+                 donor, its memory or the network to it changed them"
+            );
+            self.distrust(donor, &reason);
+        }
+    }
+
+    /// Ends the use of a donor for good, unless a block needs it.
+    fn distrust(&self, donor: u8, reason: &str) {
+        let link = usize::from(donor);
+        // First, so that it is not readmitted in between.
+        let was_down = self.with_link(link, |link| std::mem::replace(&mut link.down, true));
+        if self.exclude(link, reason) {
+            self.copies.lose(donor);
+            // The thread that repairs finds other places.
+            self.wake();
+        } else if !was_down {
+            self.with_link(link, |link| link.down = false);
+        }
+    }
+}
