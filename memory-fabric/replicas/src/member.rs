@@ -39,6 +39,10 @@ pub(crate) struct Member {
     /// Indexed by the ticket of this connection.
     requests: Vec<Option<Purpose>>,
     free: Vec<u32>,
+    /// By the ticket, where a repair writes, also if its answer is not used any more.
+    copies: Vec<Option<u64>>,
+    /// Number of these.
+    copying: usize,
     /// Outstanding drops, which have no tickets, in the order of posting.
     drops: VecDeque<Purpose>,
     /// Whether the donor is out, as far as this thread has seen.
@@ -55,6 +59,8 @@ impl Member {
             path,
             requests: vec![None; IN_FLIGHT_MAX],
             free: (0..most).rev().collect(),
+            copies: vec![None; IN_FLIGHT_MAX],
+            copying: 0,
             drops: VecDeque::with_capacity(IN_FLIGHT_MAX),
             out: false,
             has_left: false,
@@ -108,14 +114,14 @@ impl Member {
         &mut self,
         purpose: Purpose,
         post: impl FnOnce(&mut dyn PageTransport, Ticket) -> Result<(), Full>,
-    ) -> Result<(), Full> {
+    ) -> Result<u32, Full> {
         let ticket = self.free.pop().ok_or(Full)?;
         if let Err(full) = post(&mut *self.transport, Ticket(ticket)) {
             self.free.push(ticket);
             return Err(full);
         }
         self.requests[ticket as usize] = Some(purpose);
-        Ok(())
+        Ok(ticket)
     }
 
     /// Requests a page, or a run of them.
@@ -124,6 +130,7 @@ impl Member {
             Some(pages) => transport.post_read_run(ticket, offset, pages),
             None => transport.post_read(ticket, offset),
         })
+        .map(|_| ())
     }
 
     /// Requests pieces of consecutive pages, which come as a run.
@@ -132,16 +139,29 @@ impl Member {
         self.post(purpose, |transport, ticket| {
             transport.post_read_piece(ticket, offset, bytes)
         })
+        .map(|_| ())
     }
 
-    /// Stores a page, or a piece of one.
+    /// Stores a page, or a piece of one, of which no write is outstanding.
     pub fn write(&mut self, purpose: Purpose, offset: u64, bytes: &[u8]) -> Result<(), Full> {
-        self.post(purpose, |transport, ticket| {
+        debug_assert!(!self.is_copying(offset), "two writes of one page");
+        let ticket = self.post(purpose, |transport, ticket| {
             match <&PageBytes>::try_from(bytes) {
                 Ok(page) => transport.post_write(ticket, offset, page),
                 Err(_) => transport.post_write_piece(ticket, offset, bytes),
             }
-        })
+        })?;
+        if let Purpose::CopyWrite(_) = purpose {
+            self.copies[ticket as usize] = Some(offset);
+            self.copying += 1;
+        }
+        Ok(())
+    }
+
+    /// Returns whether a repair's write at an offset is outstanding, also one of a repair that was
+    /// given up: no other may be posted then, since they may take different ways.
+    pub fn is_copying(&self, offset: u64) -> bool {
+        self.copying > 0 && self.copies.contains(&Some(offset))
     }
 
     pub fn drop_pages(&mut self, purpose: Purpose, offset: u64, pages: u32) -> Result<(), Full> {
@@ -169,8 +189,10 @@ impl Member {
     /// Passes on all answers that have arrived.
     pub fn poll(&mut self, answered: &mut dyn FnMut(Purpose, Answer<'_>)) {
         let (requests, free, drops) = (&mut self.requests, &mut self.free, &mut self.drops);
+        let (copies, copying) = (&mut self.copies, &mut self.copying);
         let mut purpose_of = |Ticket(ticket): Ticket| {
             free.push(ticket);
+            *copying -= usize::from(copies[ticket as usize].take().is_some());
             requests[ticket as usize].take().expect("a ticket in use")
         };
         self.transport.poll(&mut |completion| match completion {

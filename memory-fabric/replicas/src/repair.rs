@@ -7,8 +7,9 @@
 //! - A page is not read while a write-back of it is outstanding.
 //! - A page that is written back after it was read is not copied: the write-back goes to both
 //!   copies.
-//! - A write-back of a page whose copy is on its way is held until that has been confirmed: two
-//!   writes of one page are never outstanding on a connection.
+//! - A write-back of a page whose copy is on its way is held until that has been confirmed, and so is
+//!   the copy of a page that a repair writes which was given up: two writes of one page are never
+//!   outstanding on a connection.
 //! - A page of a stripe that can be checked is not computed from a wrong piece: if the pieces that
 //!   are read do not give it, the others are read as well.
 
@@ -185,18 +186,6 @@ impl Repairs {
                 Phase::Arrived(_) | Phase::Reading { lacks: true, .. }
             )
         });
-    }
-
-    /// Returns whether the copy of a page is on its way to this place.
-    pub fn is_copying(&self, place: Place, in_block: u64) -> bool {
-        let page = page_of(in_block);
-        self.current.as_ref().is_some_and(|current| {
-            current.repair.to == place
-                && current
-                    .copying
-                    .iter()
-                    .any(|copying| copying.page == page && matches!(copying.phase, Phase::Writing))
-        })
     }
 
     /// Keeps a write-back until the copy of its page is confirmed.

@@ -27,7 +27,9 @@ impl ReplicatedTransport {
             }
             let offset = offset_at(to, in_block(copying.page), split);
             let purpose = Purpose::CopyWrite(copying.page);
-            if member.has_room() && member.write(purpose, offset, bytes).is_ok() {
+            // That of an earlier repair of this page comes first.
+            let may_write = member.has_room() && !member.is_copying(offset);
+            if may_write && member.write(purpose, offset, bytes).is_ok() {
                 copying.phase = Phase::Writing;
             }
             true
@@ -183,7 +185,7 @@ impl ReplicatedTransport {
             let split = self.repairs.layout.map_or(1, Layout::data);
             let offset = offset_at(held.place, held.in_block, split);
             let purpose = Purpose::Operation(held.operation);
-            self.repairs.is_copying(held.place, held.in_block)
+            member.is_copying(offset)
                 || !member.has_room()
                 || member.write(purpose, offset, &held.bytes).is_err()
         });

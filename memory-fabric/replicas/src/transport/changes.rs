@@ -64,11 +64,12 @@ impl ReplicatedTransport {
                 }
                 (_, Some(page)) => {
                     let bytes = pieces.map_or(page.as_slice(), |all| all.piece(page, number));
-                    if self.repairs.is_copying(place, in_block) {
+                    let at = offset_at(place, in_block, split);
+                    if member.is_copying(at) {
                         self.repairs.hold(index, place, in_block, bytes);
                         Ok(())
                     } else {
-                        member.write(purpose, offset_at(place, in_block, split), bytes)
+                        member.write(purpose, at, bytes)
                     }
                 }
                 _ => unreachable!("a write has a page"),

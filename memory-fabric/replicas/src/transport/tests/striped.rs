@@ -190,3 +190,52 @@ fn no_piece_of_another_version_is_used_in_any_of_many_random_histories() {
         World::striped(seed).run(2_000);
     }
 }
+
+/// A repair that was given up and begins again posts no second write of a page, and neither does a
+/// write-back: the two may take different ways.
+#[test]
+fn a_repair_that_begins_again_waits_for_the_writes_of_the_one_before() {
+    let bed = bed("4+2", 0);
+    let mut evictor = bed.transport(Role::Evictor);
+    for page in 0..40 {
+        write(&mut evictor, page * 4096, 1 + page);
+    }
+    let donors = donors(&bed, 0);
+    let (returns, source) = (donors[1], donors[2]);
+    bed.set.down(returns, "it was cut");
+    evictor.poll(&mut |completion| panic!("{completion:?}"));
+    bed.set.up(returns);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while evictor.members[returns].in_flight() == 0 {
+        assert!(Instant::now() < deadline, "the repair writes");
+        evictor.poll(&mut |completion| panic!("{completion:?}"));
+    }
+    bed.cut(returns);
+    let written = evictor.members[returns].in_flight();
+    bed.set.down(source, "it was cut");
+    let mut answered = 0;
+    for _ in 0..400 {
+        // The first pages are read again meanwhile, and may not be written.
+        evictor.poll(&mut |completion| panic!("{completion:?}"));
+        answered += usize::from(evictor.members[donors[0]].in_flight() > 0);
+    }
+    assert!(answered > 0, "the repair has begun again");
+    assert!(evictor.members[returns].in_flight() >= written);
+    // So is a write-back, which the transports of this donor would refuse.
+    evictor
+        .post_write(Ticket(5), 0, &page_with(99))
+        .expect("room");
+    for _ in 0..20 {
+        evictor.poll(&mut |completion| panic!("{completion:?}"));
+    }
+    bed.restore(returns);
+    poll_until(&mut evictor, "written", |completed| completed == [(5, 0)]);
+    bed.set.up(source);
+    let copies = bed.set.copies();
+    poll_until(&mut evictor, "repaired", |_| copies.degraded() == 0);
+    let layout = copies.layout().expect("striped");
+    for page in 0..40 {
+        let version = if page == 0 { 99 } else { 1 + page };
+        hostile::assert_pieces(&bed, layout, page * 4096, version, "in the end");
+    }
+}
