@@ -314,11 +314,11 @@ impl ReplicatedTransport {
             }
             operation.waits_for &= !bit(donor);
             operation.is_half_done |= operation.is_write();
+            let is_read = operation.is_read();
             let index = u32::try_from(index).expect("a few operations");
-            let is_short = self
-                .stripes
-                .as_mut()
-                .is_some_and(|all| all.leave(index, donor));
+            // What a read has asked for does not concern a write with its number.
+            let mut reads = self.stripes.as_mut().filter(|_| is_read);
+            let is_short = reads.as_mut().is_some_and(|all| all.leave(index, donor));
             if self.operation(index).waits_for == 0 || is_short {
                 self.bereft(index, complete);
             }
