@@ -332,18 +332,44 @@ impl Copies {
         if self.is_out(donor) {
             return Ok(false);
         }
-        let is_here = |copy: &Copy| copy.place.donor == donor;
-        let is_needed = |block: u32| {
-            let valid = || self.all(block).filter(|copy| self.is_valid(*copy));
-            valid().any(|copy| is_here(&copy))
-                && valid().filter(|copy| !is_here(copy)).count() < self.needed
-        };
-        if (0..self.blocks()).any(is_needed) {
+        if self.is_needed(donor) {
             return Err(LastCopy);
         }
         self.out[usize::from(donor)].store(true, Ordering::Release);
         self.note_change();
         Ok(true)
+    }
+
+    /// Returns whether a block needs a copy at a donor: so few others are valid.
+    fn is_needed(&self, donor: u8) -> bool {
+        let is_here = |copy: &Copy| copy.place.donor == donor;
+        (0..self.blocks()).any(|block| {
+            let valid = || self.all(block).filter(|copy| self.is_valid(*copy));
+            valid().any(|copy| is_here(&copy))
+                && valid().filter(|copy| !is_here(copy)).count() < self.needed
+        })
+    }
+
+    /// Stops the use of one copy, which is wrong, at a donor that other blocks need: it is filled
+    /// again from the others. Returns false, and nothing has changed, if the donor can go out as a
+    /// whole, this block needs the copy as well, or copies move, which may be read from this one.
+    pub(crate) fn spoil(&self, block: u32, donor: u8) -> bool {
+        let ledger = self.lock();
+        let valid = || self.all(block).enumerate();
+        let valid = || valid().filter(|(_, copy)| self.is_valid(*copy));
+        let here = valid().find(|(_, copy)| copy.place.donor == donor);
+        let Some((at, copy)) = here.filter(|_| valid().count() > self.needed) else {
+            return false;
+        };
+        if ledger.leaving.is_some() || !self.is_needed(donor) {
+            return false;
+        }
+        // As of a donor that returns: the copy receives write-backs again when its repair begins,
+        // which reads no page while a write-back of it is outstanding.
+        let state = CopyState::Stale;
+        self.set(block, at, Copy { state, ..copy });
+        self.note_change();
+        true
     }
 
     /// Records that a donor that is out will not return, so that its copies get other places.

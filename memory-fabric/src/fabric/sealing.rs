@@ -229,9 +229,17 @@ impl Judge for LinkJudge {
             "{page} was received twice with other bytes than were written back last: the donor, its \
              memory or the network to it changed them"
         );
+        let id = donor.and_then(|donor| u8::try_from(donor).ok());
+        let (set, copy) = (self.replicas.as_ref(), id);
+        if set.is_some_and(|set| copy.is_some_and(|donor| set.read_elsewhere(donor, offset))) {
+            tracing::warn!(
+                "donor {node} sent a wrong copy: {reason}; the other copy is read, and this one is \
+                 made again; the donor stays in use, since it has the only copy of other memory"
+            );
+            return Verdict::ReadAgain;
+        }
         // With another copy the donor goes out of use, as if its memory were gone.
         (self.observer)(FabricEvent::Link(LinkEvent::Lost { node, reason }));
-        let id = donor.and_then(|donor| u8::try_from(donor).ok());
         let is_out = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.copies().is_out(id));
         if self.replicas.as_ref().is_some_and(is_out) {
             Verdict::ReadAgain

@@ -86,6 +86,19 @@ impl ReplicaSet {
         }
     }
 
+    /// A page at this offset is not what was written last in the copy of a donor that cannot go out,
+    /// since other blocks need it. Returns true when another copy of it is read from now on, and
+    /// this one is made again.
+    pub fn read_elsewhere(&self, donor: u8, offset: u64) -> bool {
+        let (block, _) = crate::transport::split(offset);
+        let is_spoiled = self.copies.spoil(block, donor);
+        if is_spoiled {
+            self.wrong_pieces.increment();
+            self.wake();
+        }
+        is_spoiled
+    }
+
     /// Ends the use of a donor for good, unless a block needs it.
     fn distrust(&self, donor: u8, reason: &str) {
         let link = usize::from(donor);

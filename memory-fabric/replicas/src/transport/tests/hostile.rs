@@ -360,8 +360,54 @@ fn no_piece_is_made_of_wrong_ones() {
 #[test]
 fn no_wrong_piece_is_used_in_any_of_many_random_histories() {
     let mut found = 0;
-    for seed in 0..120 {
+    for seed in 0..72 {
         found += World::hostile(seed).run_hostile(2_000);
     }
     assert!(found > 100, "only {found} wrong pieces");
+}
+
+#[test]
+fn a_wrong_copy_at_a_donor_that_is_needed_is_made_again_from_the_other_one() {
+    // No room for the copies of a donor that is lost.
+    let bed = Bed::new(&[2, 1, 1], 2);
+    let (mut evictor, mut reader) = (bed.transport(Role::Evictor), bed.transport(Role::Reader));
+    let copies = bed.set.copies();
+    for block in 0..2 {
+        let page = page_with(7 + block);
+        let posted = evictor.post_write(Ticket(0), block * BLOCK_BYTES, &page);
+        posted.expect("room");
+        poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    }
+    assert_eq!(copies.blocks_at(0), 2, "it has a copy of both");
+    assert!(!bed.set.read_elsewhere(0, 0), "it can go out as a whole");
+    bed.cut(2);
+    assert_ne!(bed.set.lost(2, "it was killed"), Loss::OfBlocks);
+    let both = (0..2)
+        .partition::<Vec<u32>, _>(|&block| copies.readable(block).iter().all(Option::is_some));
+    let both = match both {
+        (whole, _) if whole.len() == 1 => u64::from(whole[0]),
+        (whole, rest) => panic!("{whole:?}, {rest:?}"),
+    };
+    assert!(
+        !bed.set.read_elsewhere(0, (1 - both) * BLOCK_BYTES),
+        "there is no other copy"
+    );
+    assert_eq!(copies.degraded(), 1);
+    assert!(bed.set.read_elsewhere(0, both * BLOCK_BYTES));
+    assert!(
+        !bed.set.read_elsewhere(0, both * BLOCK_BYTES),
+        "it is not read"
+    );
+    // The lost bytes of the copy come from the other donor, and reads go there.
+    bed.cut(0);
+    reader
+        .post_read(Ticket(5), both * BLOCK_BYTES)
+        .expect("room");
+    poll_until(&mut reader, "read", |completed| {
+        completed == [(5, 7 + both)]
+    });
+    bed.restore(0);
+    assert_eq!(copies.degraded(), 2);
+    poll_until(&mut evictor, "filled", |_| copies.degraded() == 1);
+    assert_eq!(bed.set.repaired_blocks.get(), 1);
 }
