@@ -351,16 +351,21 @@ impl Copies {
     }
 
     /// Stops the use of one copy, which is wrong, at a donor that other blocks need: it is filled
-    /// again from the others. Returns false, and nothing has changed, if the donor can go out as a
-    /// whole, this block needs the copy as well, or copies move, which may be read from this one.
+    /// again from the others. Returns whether reads go to others now, also if they did before: several
+    /// answers of the copy may have been on their way. Returns false, and nothing has changed, if the
+    /// donor can go out as a whole, this block needs the copy as well, or copies move, which may be
+    /// read from this one.
     pub(crate) fn spoil(&self, block: u32, donor: u8) -> bool {
         let ledger = self.lock();
         let valid = || self.all(block).enumerate();
         let valid = || valid().filter(|(_, copy)| self.is_valid(*copy));
         let here = valid().find(|(_, copy)| copy.place.donor == donor);
-        let Some((at, copy)) = here.filter(|_| valid().count() > self.needed) else {
-            return false;
+        let Some((at, copy)) = here else {
+            return valid().count() >= self.needed;
         };
+        if valid().count() <= self.needed {
+            return false;
+        }
         if ledger.leaving.is_some() || !self.is_needed(donor) {
             return false;
         }
