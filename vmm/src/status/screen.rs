@@ -73,6 +73,10 @@ pub fn vm(status: &VmStatus) -> String {
             let bytes = size(replicas.in_one_zone_bytes);
             line(format!("           {bytes} have both copies in one zone"));
         }
+        if replicas.wrong_pieces > 0 {
+            let pieces = replicas.wrong_pieces;
+            line(format!("           donors sent {pieces} wrong pieces"));
+        }
     }
     if let Some(lost) = &memory.lost {
         line(format!(
@@ -172,12 +176,8 @@ fn copies(replicas: &ReplicasUsed) -> String {
         Some(stripes) => format!("lack pieces of {stripes}"),
         None => "have one copy".to_owned(),
     };
-    let wrong = match replicas.wrong_pieces {
-        0 => String::new(),
-        pieces => format!("; {pieces} wrong pieces"),
-    };
     format!(
-        "{}: {} of {} {lacking}; {} restored; {} out{wrong}",
+        "{}: {} of {} {lacking}; {} restored; {} out",
         replicas.state(),
         size(replicas.degraded_bytes),
         size(replicas.bytes),
