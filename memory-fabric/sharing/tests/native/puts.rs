@@ -25,7 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What happens to a page that is given back.
 enum Puts {
-    /// It is on its way until the directory grants a block: one message overtakes the other.
+    /// It is on its way until this node answers the grant of a block: its `Taken` is behind the put on
+    /// the lane of requests, and the grant was sent before the put arrives.
     Late(Vec<(Member, PeerMessage)>),
     /// The directory never confirms it.
     Unconfirmed,
@@ -39,10 +40,19 @@ struct SlowPuts {
 impl Peers for SlowPuts {
     fn send(&mut self, to: Member, message: PeerMessage, bytes: Option<&PageBytes>) {
         let is_put = matches!(message, PeerMessage::Coherence(Message::Put { .. }));
-        match &mut self.puts {
-            Puts::Late(late) if is_put => late.push((to, message)),
-            _ => self.mesh.send(to, message, bytes),
+        let is_taken = matches!(message, PeerMessage::Coherence(Message::Taken { .. }));
+        if let Puts::Late(late) = &mut self.puts {
+            if is_put {
+                late.push((to, message));
+                return;
+            }
+            if is_taken {
+                for (to, put) in late.drain(..) {
+                    self.mesh.send(to, put, None);
+                }
+            }
         }
+        self.mesh.send(to, message, bytes);
     }
 
     fn flush(&mut self) {
@@ -51,25 +61,12 @@ impl Peers for SlowPuts {
 
     fn receive(&mut self, receiver: &mut Receiver<'_>) -> Result<bool, PeerError> {
         let is_silent = matches!(self.puts, Puts::Unconfirmed);
-        let mut is_granted = false;
-        let any = self.mesh.receive(&mut |from, message, bytes| {
-            if let PeerMessage::Coherence(message) = &message {
-                is_granted |= matches!(message, Message::BlockGrant { .. });
-                if is_silent && matches!(message, Message::PutDone { .. }) {
-                    return;
-                }
+        self.mesh.receive(&mut |from, message, bytes| {
+            let is_done = matches!(message, PeerMessage::Coherence(Message::PutDone { .. }));
+            if !(is_silent && is_done) {
+                receiver(from, message, bytes);
             }
-            receiver(from, message, bytes);
-        })?;
-        if let Puts::Late(late) = &mut self.puts
-            && is_granted
-        {
-            for (to, message) in late.drain(..) {
-                self.mesh.send(to, message, None);
-            }
-            self.mesh.flush();
-        }
-        Ok(any)
+        })
     }
 
     fn poll_fd(&self) -> RawFd {
