@@ -1,9 +1,27 @@
 //! Pieces of consecutive pages that arrive, and the pages that they give.
 
-use crate::stripe::{Layout, PARITY_MAX};
+use crate::stripe::{Layout, PARITY_MAX, PIECES_MAX};
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::RUN_PAGES_MAX;
 use std::fmt;
+
+/// Pieces that arrived with other bytes than those of the pages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wrong {
+    /// Which, a bit each.
+    pub pieces: u16,
+    /// For each of them, the first page whose piece is wrong.
+    pub pages: [usize; PIECES_MAX],
+}
+
+impl Wrong {
+    fn add(&mut self, at: usize, page: usize) {
+        if self.pieces >> at & 1 == 0 {
+            self.pieces |= 1 << at;
+            self.pages[at] = page;
+        }
+    }
+}
 
 /// Room to try pieces in.
 pub(crate) struct Trial {
@@ -128,14 +146,13 @@ impl Gather {
 
     /// Looks, for each page, for pieces among those that arrived that give a genuine one, which
     /// `is_genuine` is asked with its number and may overwrite. Keeps these pages, and returns the
-    /// pieces that arrived with other bytes, a bit each; `None`, and nothing has changed, when a page
-    /// has too few that are right.
+    /// wrong pieces; `None`, and nothing has changed, when a page has too few that are right.
     pub fn search(
         &mut self,
         layout: Layout,
         trial: &mut Trial,
         is_genuine: &dyn Fn(usize, &mut PageBytes) -> bool,
-    ) -> Option<u16> {
+    ) -> Option<Wrong> {
         let pages = self.count(layout);
         let is_choice = |chosen: &u16| {
             chosen & !self.arrived == 0 && chosen.count_ones() as usize == layout.data()
@@ -153,14 +170,15 @@ impl Gather {
             likely = std::iter::once(likely).chain(choices()).find(gives)?;
             *found = likely;
         }
-        let mut wrong = 0;
+        let mut wrong = Wrong::default();
         for (number, &chosen) in found.iter().enumerate().take(pages) {
             self.compute(layout, number, chosen, &mut trial.page);
             layout.encode(&*trial.page, &mut trial.parity);
             let arrived = (0..layout.pieces()).filter(|at| self.arrived >> at & 1 == 1);
             for at in arrived {
-                let is_right = self.arrived_piece(layout, number, at) == trial.piece(layout, at);
-                wrong |= u16::from(!is_right) << at;
+                if self.arrived_piece(layout, number, at) != trial.piece(layout, at) {
+                    wrong.add(at, number);
+                }
             }
             self.bytes[number * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(&*trial.page);
         }

@@ -254,8 +254,8 @@ impl Repairs {
                 return;
             };
             let sources = current.sources.iter().filter(|_| is_known.get());
-            let sources = sources.filter(|(at, _)| wrong >> at & 1 == 1);
-            sources.for_each(|(_, place)| set.note_wrong(place.donor));
+            let sources = sources.filter(|(at, _)| wrong.pieces >> at & 1 == 1);
+            sources.for_each(|(_, place)| set.note_wrong(place.donor, offset));
         }
         copying.phase = Phase::Arrived(gather.piece(layout, to));
     }

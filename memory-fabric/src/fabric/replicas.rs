@@ -173,8 +173,8 @@ pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> A
                 tracing::warn!(
                     pieces,
                     "donor {donor} sent pieces of pages with other bytes than were written back last; \
-                     the pages are computed from other pieces, and after 3 of them the donor is not \
-                     used any more, unless too few others have the pieces"
+                     the pages are computed from other pieces, and after 3 such pages the donor is \
+                     not used any more, unless too few others have the pieces"
                 );
                 return;
             }

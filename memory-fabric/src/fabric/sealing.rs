@@ -11,10 +11,12 @@ use crate::transport::vacant::Vacant;
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::view::VmMemory;
 use crate::wire::TrafficClass;
+use fabric_host::Seldom;
 use fabric_replicas::ReplicaSet;
 use fabric_sealing::{Fault, Judge, LinkSeal, SealStats, SealedTransport, Verdict, VmKey};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Which donors get sealed pages only.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -86,6 +88,7 @@ impl Sealer {
             nodes: Arc::clone(&self.nodes),
             replicas: self.replicas.clone(),
             observer: Arc::clone(&self.observer),
+            notices: Seldom::notices(),
         });
         let (key, stats) = (Arc::clone(&self.key), Arc::clone(&self.stats));
         let node = u32::try_from(link).expect("a few links");
@@ -177,6 +180,7 @@ struct LinkJudge {
     nodes: Arc<Nodes>,
     replicas: Option<Arc<ReplicaSet>>,
     observer: FabricObserver,
+    notices: Seldom,
 }
 
 impl LinkJudge {
@@ -232,10 +236,14 @@ impl Judge for LinkJudge {
         let id = donor.and_then(|donor| u8::try_from(donor).ok());
         let (set, copy) = (self.replicas.as_ref(), id);
         if set.is_some_and(|set| copy.is_some_and(|donor| set.read_elsewhere(donor, offset))) {
-            tracing::warn!(
-                "donor {node} sent a wrong copy: {reason}; the other copy is read, and this one is \
-                 made again; the donor stays in use, since it has the only copy of other memory"
-            );
+            // A donor can send as many as it likes.
+            if let Some(unreported) = self.notices.pass(Instant::now()) {
+                tracing::warn!(
+                    unreported,
+                    "donor {node} sent a wrong copy: {reason}; the other copy is read, and this one \
+                     is made again; the donor stays in use, since it has the only copy of other memory"
+                );
+            }
             return Verdict::ReadAgain;
         }
         // With another copy the donor goes out of use, as if its memory were gone.

@@ -6,9 +6,9 @@ use fabric_host::lock;
 use fabric_pages::page::PageBytes;
 use std::time::{Duration, Instant};
 
-/// Wrong pieces after which a donor goes out of use: a single one may be a bit that flipped in its
-/// memory, which the next write-back of the page corrects.
-pub(crate) const WRONG_MAX: u64 = 3;
+/// Pages with wrong pieces after which a donor goes out of use: a single one may be a bit that flipped
+/// in its memory, which the next write-back of the page corrects, however often it is read until then.
+pub(crate) const WRONG_MAX: usize = 3;
 
 /// Interval between reports of a donor, and between attempts to do without it where others are
 /// needed as well: each looks at all blocks.
@@ -23,8 +23,23 @@ pub type Check = Box<dyn Fn(u64, &mut PageBytes) -> Option<bool> + Send + Sync>;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Suspicion {
     wrong: u64,
+    /// The offsets of the first pages that these are of.
+    pages: [Option<u64>; WRONG_MAX],
     reported_at: Option<Instant>,
     attempted_at: Option<Instant>,
+}
+
+impl Suspicion {
+    /// Takes in a wrong piece of the page at an offset. Returns whether that is too much.
+    fn add(&mut self, offset: u64) -> bool {
+        self.wrong += 1;
+        let is_known = self.pages.contains(&Some(offset));
+        let free = self.pages.iter_mut().find(|page| page.is_none());
+        if let Some(page) = free.filter(|_| !is_known) {
+            *page = Some(offset);
+        }
+        self.pages.iter().all(Option::is_some)
+    }
 }
 
 /// Returns whether it is time to do something that was done last at `last`, and notes it.
@@ -52,9 +67,9 @@ impl ReplicaSet {
         self.check.get()?(offset, page)
     }
 
-    /// A donor sent a piece of a page, or of a run of them, that is not what was written last. From
-    /// the third one on it goes out of use for good, unless a block needs it.
-    pub(crate) fn note_wrong(&self, donor: u8) {
+    /// A donor sent a piece of the page at an offset that is not what was written last. From the third
+    /// page on it goes out of use for good, unless a block needs it.
+    pub(crate) fn note_wrong(&self, donor: u8, offset: u64) {
         self.wrong_pieces.increment();
         if self.copies.is_out(donor) {
             return;
@@ -63,12 +78,11 @@ impl ReplicaSet {
         let (wrong, is_reported, is_attempted) = {
             let mut all = lock(&self.suspicions);
             let suspicion = &mut all[usize::from(donor)];
-            suspicion.wrong += 1;
-            let wrong = suspicion.wrong;
+            let is_too_much = suspicion.add(offset);
             (
-                wrong,
+                suspicion.wrong,
                 is_due(&mut suspicion.reported_at, now, INTERVAL),
-                wrong >= WRONG_MAX && is_due(&mut suspicion.attempted_at, now, ATTEMPT_INTERVAL),
+                is_too_much && is_due(&mut suspicion.attempted_at, now, ATTEMPT_INTERVAL),
             )
         };
         if is_reported {

@@ -95,10 +95,13 @@ impl ReplicatedTransport {
             if let Some(wrong) = found {
                 let donors = read.donors;
                 let of = |bits: u16| (0..layout.pieces()).filter(move |at| bits >> at & 1 == 1);
-                for at in of(wrong) {
-                    set.note_wrong(donors[at]);
+                for at in of(wrong.pieces) {
+                    let page = offset + (wrong.pages[at] * PAGE_SIZE) as u64;
+                    set.note_wrong(donors[at], page);
                 }
-                let right = of(arrived & !wrong).next().map_or(0, |at| donors[at]);
+                let right = of(arrived & !wrong.pieces)
+                    .next()
+                    .map_or(0, |at| donors[at]);
                 self.complete_reread(index, right.into(), complete);
                 return;
             }
