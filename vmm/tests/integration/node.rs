@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixDatagram;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fabric_transport::control::{ControlError, ControlStream};
@@ -93,26 +94,41 @@ fn ask(
 fn a_low_limit_of_open_files_does_not_limit_connections_of_leases() {
     let directory = tempfile::tempdir().expect("a directory");
     let script = "ulimit -Sn 64; exec \"$0\" node --listen 127.0.0.1:0 --memory 1M";
-    let mut node = Command::new("sh")
-        .args(["-c", script, env!("CARGO_BIN_EXE_ssi-hv")])
-        .env("SSI_HV_RUNTIME_DIR", directory.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the command starts");
-    let mut line = String::new();
-    let stdout = node.stdout.take().expect("a pipe");
-    let read = BufReader::new(stdout).read_line(&mut line);
-    let address = line.trim().rsplit(' ').next().unwrap_or_default();
-    let address = address.parse().expect("an address");
+    let (mut node, address) = listening(
+        Command::new("sh")
+            .args(["-c", script, env!("CARGO_BIN_EXE_ssi-hv")])
+            .env("SSI_HV_RUNTIME_DIR", directory.path())
+            .stderr(Stdio::null()),
+    );
+    let address = address.expect("an address");
     let connected: Vec<_> = (0..CONNECTIONS).map(|_| lease(address, 60_000)).collect();
     let found = fs::read_dir(format!("/proc/{}/fd", node.id())).map_or(0, Iterator::count);
     node.kill().expect("it runs");
     node.wait().expect("it ends");
-    read.expect("it says where it listens");
     drop(connected);
     assert!(found >= CONNECTIONS * FILES_EACH, "{found} files are open");
+}
+
+/// A node that logs what clients do.
+fn node_that_logs(directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    command
+        .args(["node", "--listen", "127.0.0.1:0", "--memory", "1M"])
+        .args(["--log-level", "info"])
+        .env("SSI_HV_RUNTIME_DIR", directory.join("sockets"));
+    command
+}
+
+/// Starts a node. Returns it and its address, if it says one: the caller ends it first.
+fn listening(command: &mut Command) -> (Child, Option<SocketAddr>) {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut node = command.spawn().expect("the command starts");
+    let mut line = String::new();
+    let stdout = node.stdout.take().expect("a pipe");
+    let read = BufReader::new(stdout).read_line(&mut line);
+    let address = line.trim().rsplit(' ').next();
+    let address = address.filter(|_| read.is_ok());
+    (node, address.and_then(|text| text.parse().ok()))
 }
 
 /// Times that a client does what is logged.
@@ -123,26 +139,13 @@ const REPEATED: usize = 50;
 fn logged<R>(client: impl FnOnce(SocketAddr) -> R) -> (R, String, usize) {
     let directory = tempfile::tempdir().expect("a directory");
     let log = fs::File::create(directory.path().join("log")).expect("a file");
-    let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
-        .args(["node", "--listen", "127.0.0.1:0", "--memory", "1M"])
-        .args(["--log-level", "info"])
-        .env("SSI_HV_RUNTIME_DIR", directory.path().join("sockets"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log)
-        .spawn()
-        .expect("the command starts");
-    let mut line = String::new();
-    let stdout = node.stdout.take().expect("a pipe");
-    let read = BufReader::new(stdout).read_line(&mut line);
-    let address = line.trim().rsplit(' ').next().unwrap_or_default();
+    let (mut node, address) = listening(node_that_logs(directory.path()).stderr(log));
     let started = Instant::now();
-    let returned = address.parse().map(client);
+    let returned = address.map(client);
     let seconds = usize::try_from(started.elapsed().as_secs()).expect("not long");
     // In order, so that all lines are written.
     kill_process(Pid::from_child(&node), Signal::TERM).expect("it runs");
     end::end_within(&mut node, end::LIMIT).expect("it ends");
-    read.expect("it says where it listens");
     let log = fs::read_to_string(directory.path().join("log")).expect("UTF-8");
     (returned.expect("an address"), log, 1 + seconds / 10)
 }
@@ -187,32 +190,17 @@ fn leases_that_a_client_takes_in_a_loop_fill_no_log() {
 #[test]
 fn a_hangup_does_not_end_a_node_without_credentials() {
     let directory = tempfile::tempdir().expect("a directory");
-    let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
-        .args(["node", "--listen", "127.0.0.1:0", "--memory", "1M"])
-        .args(["--log-level", "info"])
-        .env("SSI_HV_RUNTIME_DIR", directory.path().join("sockets"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
-    let mut line = String::new();
-    let stdout = node.stdout.take().expect("a pipe");
-    let read = BufReader::new(stdout).read_line(&mut line);
+    let (mut node, address) = listening(node_that_logs(directory.path()).stderr(Stdio::piped()));
     let pid = Pid::from_child(&node);
     kill_process(pid, Signal::HUP).expect("it runs");
     let said = end::said_until(node.stderr.take(), "nothing to read again");
-    let address = line.trim().rsplit(' ').next().unwrap_or_default();
-    let serves = address
-        .parse()
-        .map(|address| ControlStream::connect(address).is_ok());
+    let serves = address.map(|address| ControlStream::connect(address).is_ok());
     let hung_up = node.try_wait().expect("it was not waited for");
     let _ = kill_process(pid, Signal::TERM);
     let ended = end::end_within(&mut node, end::LIMIT).expect("it ends");
-    read.expect("it says where it listens");
     assert_eq!(hung_up, None, "{said}");
     assert!(said.contains("nothing to read again"), "{said}");
-    assert_eq!(serves, Ok(true), "{line}");
+    assert_eq!(serves, Some(true), "{said}");
     assert_eq!(ended.code(), Some(0));
 }
 
