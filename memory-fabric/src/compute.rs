@@ -31,9 +31,9 @@ pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 pub use crate::donor::{CpuLender, Ending};
 pub use crate::stream::Carrier;
 pub use crate::wire::{
-    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeLease, ComputeMember,
-    ComputePorts, ComputeRequest, ComputeTable, ErrorMessage, FrameKind, LeaseGrant, Refusal,
-    Token, VmSecret,
+    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ClockRate, ComputeEnd, ComputeLease,
+    ComputeMember, ComputePorts, ComputeRequest, ComputeTable, ErrorMessage, FrameKind, LeaseGrant,
+    NodeClock, Refusal, Token, VmSecret,
 };
 pub use depot::DonorDepot;
 pub use fabric_peers::{Channel, Paths, PeerTransport, SecureStream, Security};

@@ -2,15 +2,20 @@
 
 use super::connection::Connection;
 use super::policy::{Denied, Resource};
-use super::refuse::refuse;
+use super::refuse::{refuse, refuse_malformed};
 use crate::control::{ControlError, ControlStream};
-use crate::wire::{ComputeRequest, Refusal};
+use crate::wire::{ComputeRequest, FrameKind, NodeClock, Refusal, WireError};
 use fabric_identity::Role;
 use rustix::event::{EventfdFlags, eventfd};
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Readings of the clock on one connection, and how long they may take: enough for a comparison.
+const CLOCK_READINGS_MAX: u32 = 256;
+const CLOCK_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Runs vCPUs of VMs on this node.
 pub trait CpuLender: Debug + Send + Sync {
@@ -27,6 +32,9 @@ pub trait CpuLender: Debug + Send + Sync {
         request: &ComputeRequest,
         ending: &Ending,
     ) -> Result<(), ControlError>;
+
+    /// The time stamp counter of this host, now, and what is lent.
+    fn clock(&self) -> NodeClock;
 }
 
 /// Ends the vCPUs of a member that may not have them any more, from another thread: it was evicted,
@@ -65,15 +73,43 @@ impl Ending {
     }
 }
 
+fn memory_only() -> String {
+    "this node lends memory only; start it with --cpus".to_owned()
+}
+
 impl Connection<'_> {
+    /// Answers with this host's clock, the first time at once. The connection stays one of those
+    /// that have no lease, which make room for others.
+    pub(super) fn clock(&self, mut control: ControlStream) -> Result<(), ControlError> {
+        let Some(lender) = &self.served.cpus else {
+            return refuse(&mut control, Refusal::NoCpus, memory_only());
+        };
+        let until = Instant::now() + CLOCK_TIME_MAX;
+        for _ in 0..CLOCK_READINGS_MAX {
+            control.send(FrameKind::Clock, &lender.clock())?;
+            let left = until.saturating_duration_since(Instant::now());
+            let (frame, _) = match control.receive(left) {
+                Ok(received) => received,
+                // The comparison is done.
+                Err(ControlError::Stream(..)) => return Ok(()),
+                Err(error) => return refuse_malformed(&mut control, error),
+            };
+            if frame.kind != FrameKind::ReadClock {
+                let error = ControlError::Protocol(self.peer, WireError::Unexpected(frame.kind));
+                return refuse_malformed(&mut control, error);
+            }
+        }
+        let text = format!("the clock was read {CLOCK_READINGS_MAX} times, which is the limit");
+        refuse(&mut control, Refusal::Busy, text)
+    }
+
     pub(super) fn compute(
         &self,
         mut control: ControlStream,
         mut request: ComputeRequest,
     ) -> Result<(), ControlError> {
         let Some(lender) = &self.served.cpus else {
-            let text = "this node lends memory only; start it with --cpus".to_owned();
-            return refuse(&mut control, Refusal::NoCpus, text);
+            return refuse(&mut control, Refusal::NoCpus, memory_only());
         };
         if let Err(error) = request.check() {
             return refuse(&mut control, Refusal::Malformed, error.to_string());

@@ -82,6 +82,7 @@ impl Connection<'_> {
                 Ok(request) => self.compute(control, request),
                 Err(error) => refuse_malformed(&mut control, error),
             },
+            FrameKind::ReadClock => self.clock(control),
             FrameKind::Connect => match control.decode(frame.kind, &payload) {
                 Ok(request) => {
                     let served = self.served;

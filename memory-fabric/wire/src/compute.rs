@@ -186,6 +186,28 @@ pub struct ComputeEnd {
     pub reason: String,
 }
 
+/// The time stamp counter of a node's host, for a comparison with another one's.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct NodeClock {
+    /// The counter when the node answered.
+    pub ticks: u64,
+    /// What the node's KVM says of it; `None` where there is none.
+    pub rate: Option<ClockRate>,
+    /// How many vCPUs the node lends.
+    pub cpus: u8,
+    /// How many of these nobody has.
+    pub free: u8,
+}
+
+/// The rate of a host's time stamp counter.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ClockRate {
+    /// In kHz.
+    pub khz: u32,
+    /// Whether KVM can give a vCPU's counter another rate.
+    pub scales: bool,
+}
+
 /// Longest reason of an end, bytes.
 pub const COMPUTE_REASON_BYTES_MAX: usize = 512;
 

@@ -4,7 +4,7 @@
 use crate::packing::{Packer, Packing, unpack};
 use crate::{
     AttachRequest, Attached, ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
-    ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus,
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, NodeClock,
     RUN_PAGES_MAX, Token, TrafficClass, VM_NAME_BYTES_MAX, decode_message, decode_pieces,
     decode_probe, decode_run, encode_message,
 };
@@ -124,7 +124,7 @@ fn control_message(input: &[u8]) {
     let Some((kind, payload)) = input.split_first() else {
         return;
     };
-    match kind % 11 {
+    match kind % 12 {
         0 => drop(same::<LeaseRequest>(payload)),
         1 => lease_grant(payload),
         2 => drop(same::<Token>(payload)),
@@ -142,6 +142,7 @@ fn control_message(input: &[u8]) {
         6 => drop(same::<ComputePorts>(payload)),
         7 => drop(same::<ComputeTable>(payload)),
         8 => drop(same::<ComputeEnd>(payload)),
+        11 => drop(same::<NodeClock>(payload)),
         10 => {
             if let Some(lease) = same::<ComputeLease>(payload)
                 && lease.check().is_ok()

@@ -79,6 +79,10 @@ pub enum FrameKind {
     WritePiece = 30,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
+    /// No payload: asks for the time stamp counter of a node that lends vCPUs.
+    ReadClock = 32,
+    /// [`NodeClock`](crate::NodeClock): the answer to `ReadClock`.
+    Clock = 33,
 }
 
 impl FrameKind {
@@ -116,6 +120,8 @@ impl FrameKind {
             PieceData,
             WritePiece,
             Error,
+            ReadClock,
+            Clock,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -143,6 +149,7 @@ impl FrameKind {
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
             Self::Attached
+            | Self::ReadClock
             | Self::ReadPage
             | Self::Written
             | Self::Dropped

@@ -9,6 +9,7 @@
 //! | `Resume` | control, after a break | as above |
 //! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `ReadPiece`, `WritePage`, `WritePiece`, `DropPages`, `Fence`, pipelined; `Probe` on one for measuring |
 //! | `Compute` | vCPUs of a VM on the node, as long as the VM runs | `ComputeLease`, `ComputeTable` |
+//! | `ReadClock` | compares the clocks of two hosts before a VM starts on them | `ReadClock`... |
 //! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
 //! Requests have an id, which the answer repeats. Our donor answers in the order of the requests on
@@ -32,8 +33,9 @@ pub mod packing;
 pub mod stamp;
 
 pub use compute::{
-    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeLease, ComputeMember,
-    ComputePorts, ComputeRequest, ComputeRequestError, ComputeTable, VmSecret,
+    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ClockRate, ComputeEnd, ComputeLease,
+    ComputeMember, ComputePorts, ComputeRequest, ComputeRequestError, ComputeTable, NodeClock,
+    VmSecret,
 };
 pub use error::WireError;
 pub use frame::{FLAG_CHECKSUM, FLAGS_PACKING, Frame, HEADER_BYTES, MAGIC, PREFIX_BYTES};
@@ -49,7 +51,7 @@ use std::time::Duration;
 use zerocopy::little_endian::U32;
 
 /// The protocol's version. Peers of different versions cannot communicate.
-pub const VERSION: u8 = 11;
+pub const VERSION: u8 = 12;
 
 /// Longest payload of a control frame, bytes: fits every message with its longest strings.
 pub const CONTROL_BYTES_MAX: usize = 2048;

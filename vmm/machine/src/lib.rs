@@ -106,13 +106,15 @@ pub use limits::{CONSOLE_DRAIN_TIME_MAX, KVM_PATH, SECOND_PORT_DRAIN_TIME_MAX, V
 pub use machine::Machine;
 pub use memory::{guest_memory_ranges, hotplug_start};
 pub use nodes::{
-    Barrier, ClockDifference, ClockSample, HaltObserver, HostCounter, MOVE_TIME_MAX, MoveError,
-    NodeFacts, NodesConfig, Observer, REPORT_BYTES_MAX, Reporter, Secondary, SecondaryConfig,
-    SecondaryHandle, TimeFacts, WhileStopped, measure_clock, serve_clock,
+    Barrier, ClockDifference, ClockSample, ClockSurvey, HaltObserver, HostClock, HostCounter,
+    MOVE_TIME_MAX, MoveError, NodeFacts, NodesConfig, Observer, OtherRate, REPORT_BYTES_MAX,
+    Reporter, Secondary, SecondaryConfig, SecondaryHandle, Surveyed, TimeFacts, WhileStopped,
+    measure_clock, serve_clock,
 };
 pub use outcome::Outcome;
 pub use paging::{KvmParameter, second_level_paging_off};
 pub use ssi_hv_nodes::Stream as NodeStream;
+pub use sys::time_stamp;
 pub use vcpu::affinity::allowed_cpus;
 pub use vcpu::state_error::StateError;
 pub use vcpu::tsc::tsc_khz;

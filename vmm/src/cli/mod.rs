@@ -13,12 +13,14 @@ pub mod up;
 pub mod verbosity;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use ssi_hv::cluster::{self, ClusterError};
 use ssi_hv::config::file::ConfigFileError;
+use ssi_hv::config::node_arg::NodeArg;
 use ssi_hv::config::{Choice, NodeSettings, RunSettings, file, planned};
 use ssi_hv::logging::Verbosity;
 
@@ -102,8 +104,14 @@ enum Command {
 }
 
 /// The flags of `ssi-hv doctor`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct DoctorConfig {
+    /// Compare clocks with a node that a VM of this host is to have vCPUs on; repeatable
+    #[arg(long = "node", value_name = "HOST:PORT,cpus=N")]
+    pub nodes: Vec<NodeArg>,
+    /// Show the nodes the VM's certificate in this directory; each needs name=NAME then
+    #[arg(long, value_name = "DIR", requires = "nodes")]
+    pub credentials: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use fabric_host::Seldom;
 use memory_fabric::compute::{
-    ComputeEnd, ComputeLease, ComputeRequest, ComputeTable, ControlError, ControlStream, CpuLender,
-    Ending, ErrorMessage, FrameKind, Refusal,
+    ClockRate, ComputeEnd, ComputeLease, ComputeRequest, ComputeTable, ControlError, ControlStream,
+    CpuLender, Ending, ErrorMessage, FrameKind, NodeClock, Refusal,
 };
 use memory_fabric::fabric::DONORS_MAX;
+
+use crate::machine::{HostClock, time_stamp};
 
 use super::child::{Event, ProcessError, VmProcess};
 use super::protocol::RdmaOfNode;
@@ -35,6 +37,7 @@ pub struct CpuHost {
     cpus: u8,
     program: PathBuf,
     rdma: RdmaOfNode,
+    clock: Option<HostClock>,
     lent: Mutex<u8>,
 }
 
@@ -57,6 +60,7 @@ impl CpuHost {
         Self {
             cpus,
             rdma,
+            clock: HostClock::of_this_host().ok(),
             program: PROGRAM.into(),
             lent: Mutex::default(),
         }
@@ -166,6 +170,20 @@ fn receive_table(
 }
 
 impl CpuLender for CpuHost {
+    fn clock(&self) -> NodeClock {
+        let rate = self.clock.map(|clock| ClockRate {
+            khz: clock.khz,
+            scales: clock.scales,
+        });
+        NodeClock {
+            rate,
+            cpus: self.cpus,
+            free: self.cpus - *self.lent(),
+            // Last, so that it is the newest.
+            ticks: time_stamp(),
+        }
+    }
+
     fn serve(
         &self,
         control: &mut ControlStream,

@@ -5,6 +5,7 @@
 //! starts, and which ends with the VM.
 
 mod child;
+mod clock;
 mod host;
 mod join;
 mod lent;
@@ -14,6 +15,7 @@ mod protocol;
 mod secure_link;
 
 pub use self::child::{ProcessError, VmProcess};
+pub use self::clock::{NodeSurvey, survey};
 pub use self::host::CpuHost;
 pub use self::join::{JoinError, Joined, SILENCE_MAX, Shared, byte_ranges, random_vm};
 pub use self::lent::LentCpus;

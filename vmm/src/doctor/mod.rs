@@ -13,6 +13,7 @@ mod mitigations;
 mod nodes;
 pub mod output;
 mod protection;
+mod remote;
 pub mod userfaultfd;
 
 use std::fs::{self, OpenOptions};
@@ -20,6 +21,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+
+pub use remote::ExaminedNode;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -101,9 +101,7 @@ pub(super) fn time_stamps(host: &Host, kvm: &Facts) -> Finding {
     };
     Finding::ok(
         CHECK,
-        format!(
-            "{rate}; {scaling}; clocks of hosts are compared when a VM starts (`ssi-hv status`)"
-        ),
+        format!("{rate}; {scaling}; `--node HOST:PORT,cpus=N` compares it with another host's"),
     )
 }
 

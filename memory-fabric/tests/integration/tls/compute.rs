@@ -9,7 +9,8 @@ use fabric_transport::control::{ControlError, ControlStream};
 use fabric_transport::rdma::DeviceChoice;
 use fabric_transport::stream::Carrier;
 use fabric_wire::{
-    ComputeEnd, ComputePorts, ComputeRequest, Frame, FrameKind, Refusal, VmSecret, encode_message,
+    ClockRate, ComputeEnd, ComputePorts, ComputeRequest, Frame, FrameKind, NodeClock, Refusal,
+    VmSecret, encode_message,
 };
 use memory_fabric::compute::{CpuLender, Ending};
 use memory_fabric::donor::policy::{Amounts, Rule};
@@ -23,6 +24,7 @@ use time::OffsetDateTime;
 #[derive(Debug, Default)]
 struct Lender {
     started: AtomicUsize,
+    readings: AtomicUsize,
 }
 
 impl CpuLender for Lender {
@@ -43,7 +45,25 @@ impl CpuLender for Lender {
         let reason = ending.reason().expect("it ends").to_owned();
         control.send(FrameKind::ComputeEnd, &ComputeEnd { reason })
     }
+
+    fn clock(&self) -> NodeClock {
+        let readings = self.readings.fetch_add(1, Ordering::SeqCst);
+        NodeClock {
+            ticks: readings as u64,
+            ..CLOCK
+        }
+    }
 }
+
+const CLOCK: NodeClock = NodeClock {
+    ticks: 0,
+    rate: Some(ClockRate {
+        khz: 2_000_000,
+        scales: true,
+    }),
+    cpus: 4,
+    free: 3,
+};
 
 const PORTS: ComputePorts = ComputePorts {
     memory: 1,
@@ -265,4 +285,52 @@ fn vcpus_of_a_member_whose_certificate_expires_end_with_the_reason() {
     donor.evict(&"vm/db".parse().expect("a member"));
     let text = reason(&mut neighbour);
     assert!(text.contains("vm/db was evicted"), "{text}");
+}
+
+fn read_clock(control: &mut ControlStream) -> Result<NodeClock, ControlError> {
+    control.call(FrameKind::ReadClock, &(), FrameKind::Clock)
+}
+
+#[test]
+fn a_member_reads_the_clock_of_a_node_a_limited_number_of_times() {
+    let prod = Cluster::new("prod");
+    let (donor, lender) = node(&prod, None);
+    let mut web = control_as(&prod, &donor, "vm/web");
+    for number in 0..256 {
+        let clock = read_clock(&mut web).expect("an answer");
+        let ticks = number;
+        assert_eq!(clock, NodeClock { ticks, ..CLOCK });
+    }
+    let text = read_clock(&mut web).expect_err("too often").to_string();
+    assert!(text.contains("256 times, which is the limit"), "{text}");
+    assert_eq!(lender.started.load(Ordering::SeqCst), 0);
+    // Nothing else is asked on such a connection.
+    let mut web = control_as(&prod, &donor, "vm/web");
+    read_clock(&mut web).expect("an answer");
+    let text = ask(&mut web, 1).expect_err("not a clock").to_string();
+    assert!(text.contains("Compute"), "{text}");
+    assert_eq!(lender.started.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn who_has_no_certificate_and_who_asks_a_donor_reads_no_clock() {
+    let prod = Cluster::new("prod");
+    let (donor, lender) = node(&prod, None);
+    let mut plain = ControlStream::connect(donor.address()).expect("connected");
+    let text = read_clock(&mut plain).expect_err("refused").to_string();
+    assert!(text.contains("--credentials DIR"), "{text}");
+    assert_eq!(lender.readings.load(Ordering::SeqCst), 0);
+    let memory_only = Donor::start(&DonorConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes: 16 * MIB,
+        lease_duration_max: Duration::from_secs(30),
+        spin: Duration::from_micros(20),
+        rdma: DeviceChoice::None,
+        credentials: None,
+        allow: None,
+    });
+    let memory_only = memory_only.expect("a donor on loopback");
+    let mut plain = ControlStream::connect(memory_only.address()).expect("connected");
+    let text = read_clock(&mut plain).expect_err("refused").to_string();
+    assert!(text.contains("lends memory only"), "{text}");
 }

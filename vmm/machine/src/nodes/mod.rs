@@ -18,6 +18,7 @@ pub(crate) mod seat;
 pub(crate) mod seats;
 mod secondary;
 mod serve;
+mod survey;
 pub(crate) mod time;
 
 use std::fmt;
@@ -41,7 +42,8 @@ use moves::Moves;
 pub use moves::{MOVE_TIME_MAX, MoveError};
 use remote::RemoteNode;
 pub use secondary::{Secondary, SecondaryConfig, SecondaryHandle};
-pub use time::{HostCounter, TimeFacts, WhileStopped};
+pub use survey::{ClockSurvey, HostClock, Surveyed};
+pub use time::{HostCounter, OtherRate, TimeFacts, WhileStopped};
 
 /// The nodes of a machine, and this node's connections to the others.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! Guests whose vCPUs are in several processes.
 
+mod clocks;
 mod commands;
 mod donors;
 mod leases;

@@ -136,7 +136,8 @@ impl HostCounter {
         }
     }
 
-    fn scaled(&self, ticks: u64) -> u64 {
+    /// What a vCPU has when the host's counter is at `ticks`, apart from its offset.
+    pub(crate) fn scaled(&self, ticks: u64) -> u64 {
         self.factor.map_or(ticks, |(factor, bits)| {
             let scaled = (u128::from(ticks) * u128::from(factor)) >> bits;
             #[expect(clippy::cast_possible_truncation, reason = "counters wrap around")]

@@ -58,7 +58,7 @@ impl Interval {
 
 /// Estimates the difference of two counters.
 #[derive(Debug, Default)]
-pub(super) struct Estimator {
+pub(in super::super) struct Estimator {
     /// Differences are relative to this one, so that they are small.
     base: u64,
     intervals: VecDeque<Interval>,

@@ -20,9 +20,9 @@ use rustix::thread::{MembarrierCommand, membarrier};
 use super::compare::ClockSample;
 use crate::error::MachineError;
 use crate::lifecycle::kick::Kick;
-pub use counter::{HostCounter, WhileStopped};
+pub use counter::{HostCounter, OtherRate, WhileStopped};
 pub use estimate::Estimate;
-use estimate::Estimator;
+pub(super) use estimate::Estimator;
 
 /// The longest step back at once, while which no vCPU of the node runs.
 const STEP_BACK_MAX: Duration = Duration::from_micros(100);
