@@ -37,7 +37,7 @@ pub use crate::wire::{
 };
 pub use depot::DonorDepot;
 pub use fabric_peers::{Channel, Paths, PeerTransport, SecureStream, Security};
-pub use fabric_sharing::{Halts, SharingStats, TableFences};
+pub use fabric_sharing::{Halts, Layout, SharingStats, TableFences};
 pub use security::TlsSecurity;
 
 /// How long a node's memory may be out of reach before the node is lost.
@@ -175,6 +175,8 @@ pub struct Membership {
     pub ranges: Vec<Range<u64>>,
     /// Whether the nodes merge page tables of the guest's kernel.
     pub merge_tables: bool,
+    /// Which memory has its home at which node.
+    pub layout: Layout,
     /// How this node uses RDMA, by which alone the memory then travels; `None` for TCP.
     pub rdma: Option<Settings>,
 }
@@ -232,7 +234,11 @@ impl From<Failure> for SharingError {
 }
 
 /// Divides the blocks of a guest's memory among the nodes.
-fn homes(table: &[ComputeMember], ranges: &[Range<u64>]) -> Result<Homes, TooLittleLent> {
+fn homes(
+    table: &[ComputeMember],
+    ranges: &[Range<u64>],
+    layout: Layout,
+) -> Result<Homes, TooLittleLent> {
     let lent = table.iter().map(|node| node.lent_bytes / BLOCK_BYTES);
     let lent: Vec<u64> = lent.collect();
     // The memory below the last address was allocated.
@@ -241,7 +247,25 @@ fn homes(table: &[ComputeMember], ranges: &[Range<u64>]) -> Result<Homes, TooLit
     let ranges: Vec<_> = ranges
         .map(|range| block(range.start)..block(range.end))
         .collect();
-    Homes::in_proportion(&lent, &ranges)
+    Homes::in_proportion(&lent, &ranges, layout)
+}
+
+/// The parts of blocks, by their addresses, that are within `ranges`, with neighbours joined.
+fn extents(blocks: impl Iterator<Item = u64>, ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
+    let mut extents: Vec<(u64, u64)> = Vec::new();
+    for start in blocks {
+        for range in ranges {
+            let (start, end) = (start.max(range.start), (start + BLOCK_BYTES).min(range.end));
+            if start >= end {
+                continue;
+            }
+            match extents.last_mut() {
+                Some((first, bytes)) if *first + *bytes == start => *bytes += end - start,
+                _ => extents.push((start, end - start)),
+            }
+        }
+    }
+    extents
 }
 
 /// A guest memory that this node shares with the other compute nodes of the VM. Dropping it ends the
@@ -276,6 +300,7 @@ impl SharedGuest {
             table: ComputeTable(table),
             ranges,
             merge_tables,
+            layout,
             rdma,
         } = membership;
         let wrong = |reason: String| SharingError { node: None, reason };
@@ -316,7 +341,7 @@ impl SharedGuest {
         let lent = usize::try_from(lent).unwrap_or(usize::MAX);
         sharing.merge_tables = merge_tables;
         sharing.local_pages = lent.saturating_add(LOCAL_PAGES_MIN);
-        let homes = homes(&table, &ranges).map_err(|error| SharingError::here(&error))?;
+        let homes = homes(&table, &ranges, layout).map_err(|error| SharingError::here(&error))?;
         let depot = depot.map(|mut depot| {
             depot.settle(&homes, place);
             Box::new(depot) as Box<dyn Depot>
@@ -356,6 +381,16 @@ impl SharedGuest {
         (pages * PAGE_SIZE) as u64
     }
 
+    /// The guest's memory whose home is the node at this place: starts and lengths, in order, within
+    /// `ranges` of guest-physical addresses.
+    #[must_use]
+    pub fn memory_at(&self, place: u8, ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
+        let blocks = Member::at(place).into_iter();
+        let blocks = blocks.flat_map(|member| self.homes.blocks_at(member));
+        let blocks = blocks.map(|block| block as u64 * BLOCK_BYTES);
+        extents(blocks, ranges)
+    }
+
     /// What this node counts.
     #[must_use]
     pub fn stats(&self) -> &Arc<SharingStats> {
@@ -366,5 +401,23 @@ impl SharedGuest {
     #[must_use]
     pub const fn paths(&self) -> &Arc<Paths> {
         &self.paths
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbouring_blocks_are_one_extent_without_what_the_guest_lacks() {
+        const B: u64 = BLOCK_BYTES;
+        let ranges = [0..3 * B - 4096, 8 * B..10 * B];
+        let blocks = |numbers: &[u64]| {
+            let starts: Vec<u64> = numbers.iter().map(|number| number * B).collect();
+            extents(starts.into_iter(), &ranges)
+        };
+        assert_eq!(blocks(&[1, 2, 3, 8]), [(B, 2 * B - 4096), (8 * B, B)]);
+        assert_eq!(blocks(&[0, 2]), [(0, B), (2 * B, B - 4096)]);
+        assert_eq!(blocks(&[4, 10]), []);
     }
 }

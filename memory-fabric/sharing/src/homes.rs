@@ -35,6 +35,17 @@ pub struct Homes {
     shares: [usize; MEMBERS_MAX],
 }
 
+/// Which blocks of the guest's memory have their home at which member.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Layout {
+    /// Blocks of all members, mixed evenly: the guest takes all memory for alike.
+    #[default]
+    Mixed,
+    /// Those of one member after those of the other, by their place: the guest sees which memory is
+    /// where.
+    InOrder,
+}
+
 impl Homes {
     /// Homes of so many blocks, one member after the other.
     #[must_use]
@@ -47,19 +58,35 @@ impl Homes {
         Self { blocks, shares }
     }
 
-    /// Homes in proportion to the blocks that the members lend, by their place, mixed evenly. The
-    /// guest has the blocks of `ranges`; nobody uses others below the last one.
+    /// Homes in proportion to the blocks that the members lend, by their place. The guest has the
+    /// blocks of `ranges`; nobody uses others below the last one.
     ///
     /// # Errors
     /// When the guest has more blocks than are lent.
-    pub fn in_proportion(lent: &[u64], ranges: &[Range<usize>]) -> Result<Self, TooLittleLent> {
+    pub fn in_proportion(
+        lent: &[u64],
+        ranges: &[Range<usize>],
+        layout: Layout,
+    ) -> Result<Self, TooLittleLent> {
         let guest: usize = ranges.iter().map(ExactSizeIterator::len).sum();
         let shares = shares(guest as u64, lent)?;
         let end = ranges.last().map_or(0, |range| range.end);
         let mut homes = vec![member(0); end];
+        let guest_blocks = ranges.iter().cloned().flatten();
+        if layout == Layout::InOrder {
+            let places = (0..).zip(shares);
+            let places = places.flat_map(|(place, share)| std::iter::repeat_n(place, share));
+            for (block, place) in guest_blocks.zip(places) {
+                homes[block] = member(place);
+            }
+            return Ok(Self {
+                blocks: homes.into(),
+                shares,
+            });
+        }
         // Each block goes to the member that is furthest behind its share.
         let mut behind = [0_i64; MEMBERS_MAX];
-        for block in ranges.iter().cloned().flatten() {
+        for block in guest_blocks {
             for (behind, share) in behind.iter_mut().zip(shares) {
                 *behind += i64::try_from(share).unwrap_or(i64::MAX);
             }
@@ -134,12 +161,24 @@ mod tests {
 
     #[test]
     fn homes_are_in_proportion_and_mixed() {
-        let homes = Homes::in_proportion(&[4, 2, 2], &[0..4, 10..14]).expect("enough");
+        let homes =
+            Homes::in_proportion(&[4, 2, 2], &[0..4, 10..14], Layout::Mixed).expect("enough");
         let at = |range: Range<usize>| range.map(|block| homes.blocks[block].index());
         assert_eq!(at(0..4).collect::<Vec<_>>(), [0, 1, 2, 0]);
         assert_eq!(at(10..14).collect::<Vec<_>>(), [0, 1, 2, 0]);
         assert_eq!((homes.len(), homes.pages_at(member(0))), (14, 2048));
         assert_eq!(homes.pages_at(member(2)), 1024);
+    }
+
+    #[test]
+    fn homes_in_order_are_parts_of_the_memory() {
+        let ranges = [0..4, 10..14];
+        let homes = Homes::in_proportion(&[4, 2, 2], &ranges, Layout::InOrder).expect("enough");
+        let blocks = |place| homes.blocks_at(member(place)).collect::<Vec<_>>();
+        // Blocks that nobody uses are those of the first.
+        assert_eq!(blocks(0), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!((blocks(1), blocks(2)), (vec![10, 11], vec![12, 13]));
+        assert_eq!(homes.pages_at(member(0)), 2048);
     }
 
     #[test]
@@ -149,7 +188,8 @@ mod tests {
             let members = members.fold(MemberSet::EMPTY, MemberSet::with);
             let blocks = 12;
             let lent = vec![blocks as u64; count.into()];
-            let homes = Homes::in_proportion(&lent, std::slice::from_ref(&(0..blocks)));
+            let homes =
+                Homes::in_proportion(&lent, std::slice::from_ref(&(0..blocks)), Layout::Mixed);
             assert_eq!(homes, Ok(Homes::in_turns(members, blocks)));
         }
     }
@@ -168,8 +208,9 @@ mod tests {
             let sum: u64 = lent.iter().sum();
             let guest = if next(2) == 0 { sum } else { next(sum + 1) };
             let whole = usize::try_from(guest).expect("small");
-            let homes =
-                Homes::in_proportion(&lent, std::slice::from_ref(&(0..whole))).expect("enough");
+            let layout = [Layout::Mixed, Layout::InOrder][usize::from(next(2) == 0)];
+            let homes = Homes::in_proportion(&lent, std::slice::from_ref(&(0..whole)), layout)
+                .expect("enough");
             let mut found = vec![0; lent.len()];
             homes.iter().for_each(|home| found[home.index()] += 1);
             for (place, (found, lent)) in found.into_iter().zip(&lent).enumerate() {
@@ -182,8 +223,8 @@ mod tests {
 
     #[test]
     fn too_little_is_refused_with_what_is_missing() {
-        let refused =
-            Homes::in_proportion(&[4, 3], std::slice::from_ref(&(0..8))).expect_err("too little");
+        let refused = Homes::in_proportion(&[4, 3], std::slice::from_ref(&(0..8)), Layout::Mixed)
+            .expect_err("too little");
         let text = refused.to_string();
         assert!(
             text.contains("lend 14 MiB") && text.contains("has 16 MiB"),

@@ -45,7 +45,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use depot::{Depot, Stored};
 pub use fences::TableFences;
 pub use halts::Halts;
-pub use homes::{Homes, TooLittleLent};
+pub use homes::{Homes, Layout, TooLittleLent};
 pub use hot::{HotPage, HotPages};
 use sleep::Signals;
 pub use stats::SharingStats;

@@ -42,6 +42,9 @@ pub struct ComputeRequest {
     pub lent_bytes: u64,
     /// Whether the nodes merge page tables of the guest's kernel.
     pub merge_tables: bool,
+    /// Whether each node is the home of one part of the memory, in their order, instead of blocks
+    /// that are mixed.
+    pub in_order: bool,
     /// Whether the memory that the nodes share travels by RDMA.
     pub rdma: bool,
 }
@@ -227,6 +230,7 @@ mod tests {
             memory_bytes: 64 << 20,
             lent_bytes: 32 << 20,
             merge_tables: false,
+            in_order: false,
             rdma: false,
         }
     }

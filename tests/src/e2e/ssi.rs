@@ -4,6 +4,7 @@
 //! In most of them the CPUs of other hosts go there when the guest has booted (`from=ready`), so that
 //! it does so as on one host.
 
+mod numa;
 mod often;
 
 use std::time::{Duration, Instant};
@@ -58,6 +59,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: |context| verified(context, &FOUR, CLOUD),
+    },
+    Scenario {
+        name: "ssi_numa",
+        about: "each host is a NUMA node of the guest, with its CPU in a package of its own",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: numa::exposed,
     },
     Scenario {
         name: "ssi_from_init",

@@ -37,6 +37,7 @@ use crate::outcome::Outcome;
 use crate::ports::{port_bus, serial_port};
 use crate::vcpu::machine_check::MachineCheck;
 use crate::vcpu::model::CpuModel;
+use crate::vcpu::packages::Packages;
 use crate::vcpu::state::{HostFacts, MsrNames};
 use crate::vcpu::{Vcpu, cpuid, regs, tsc};
 use crate::virtio::VirtioDevices;
@@ -78,7 +79,7 @@ impl Machine {
         memory: GuestMemoryMmap,
         console: ConsoleConfig,
     ) -> Result<Self, MachineError> {
-        Self::build(config, memory, console, None)
+        Self::build(config, memory, console, Packages::one(config.cpus), None)
     }
 
     /// Builds a machine that also has vCPUs on other nodes, which run
@@ -93,14 +94,16 @@ impl Machine {
         console: ConsoleConfig,
         nodes: NodesConfig,
     ) -> Result<Self, MachineError> {
+        let packages = Packages::by_node(&nodes.owners);
         let nodes = Connections::of_primary(nodes, config.cpus)?;
-        Self::build(config, memory, console, Some(nodes))
+        Self::build(config, memory, console, packages, Some(nodes))
     }
 
     fn build(
         config: &MachineConfig,
         memory: GuestMemoryMmap,
         console: ConsoleConfig,
+        packages: Packages,
         connections: Option<Connections>,
     ) -> Result<Self, MachineError> {
         MachineError::check_cpus(u32::from(config.cpus), u32::from(VCPUS_MAX))?;
@@ -181,6 +184,7 @@ impl Machine {
         let model = CpuModel {
             supported: supported.as_slice().to_vec(),
             cpus: config.cpus,
+            packages,
             emulated: is_emulated(),
             nodes: nodes.as_ref().map(Arc::clone),
             halts_in_guest: config.dedicated_cpus,

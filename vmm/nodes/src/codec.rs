@@ -189,6 +189,7 @@ fn encode_start(values: &Start, to: &mut Vec<u8>) {
     to.extend(values.tsc_khz.to_le_bytes());
     to.extend(values.tsc_offset.to_le_bytes());
     to.push(u8::from(values.emulated));
+    to.push(values.package_id_bits);
     for entry in &values.cpuid {
         let CpuidEntry {
             function,
@@ -390,6 +391,7 @@ fn start(fields: &mut Fields<'_>) -> Option<Start> {
         tsc_khz: fields.word()?,
         tsc_offset: fields.long()?,
         emulated: fields.flag()?,
+        package_id_bits: fields.byte()?,
         cpuid: Vec::new(),
     };
     while !fields.0.is_empty() {

@@ -63,6 +63,7 @@ fn messages() -> Vec<Message> {
             tsc_khz: 2_000_000,
             tsc_offset: u64::MAX,
             emulated: true,
+            package_id_bits: 7,
             cpuid: vec![CpuidEntry::default(); 256],
         }),
         Message::Started,

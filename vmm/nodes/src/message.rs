@@ -58,6 +58,8 @@ pub struct Start {
     pub tsc_offset: u64,
     /// The primary's host is emulated.
     pub emulated: bool,
+    /// Bits of an APIC id that distinguish the cores of a package.
+    pub package_id_bits: u8,
     /// What KVM on the primary's host supports, of which the CPUs are made.
     pub cpuid: Vec<CpuidEntry>,
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memory_fabric::compute::{
-    Channel, DonorDepot, Halts, Listeners, Membership, SharedGuest, SharingError, TableFences,
-    VmSecret,
+    Channel, DonorDepot, Halts, Layout, Listeners, Membership, SharedGuest, SharingError,
+    TableFences, VmSecret,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use vm_memory::GuestAddress;
@@ -188,6 +188,15 @@ impl Write for Exchange<'_> {
 pub fn byte_ranges(ranges: &[(GuestAddress, u64)]) -> Vec<Range<u64>> {
     let bytes = |(start, bytes): &(GuestAddress, u64)| start.0..start.0 + bytes;
     ranges.iter().map(bytes).collect()
+}
+
+/// Which memory has its home at which node, as a request for vCPUs says it.
+#[must_use]
+pub const fn layout(in_order: bool) -> Layout {
+    match in_order {
+        true => Layout::InOrder,
+        false => Layout::Mixed,
+    }
 }
 
 /// An id and a secret for a new VM.

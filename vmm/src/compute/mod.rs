@@ -17,7 +17,7 @@ mod secure_link;
 pub use self::child::{ProcessError, VmProcess};
 pub use self::clock::{NodeSurvey, survey};
 pub use self::host::CpuHost;
-pub use self::join::{JoinError, Joined, SILENCE_MAX, Shared, byte_ranges, random_vm};
+pub use self::join::{JoinError, Joined, SILENCE_MAX, Shared, byte_ranges, layout, random_vm};
 pub use self::lent::LentCpus;
 pub use self::observed::{AtDonors, DonorHere, Observed, SharingReporter, Watched};
 pub use self::process::serve;

@@ -17,7 +17,7 @@ use rustix::process::{
 };
 use ssi_hv_sandbox::Sandbox;
 
-use super::join::{Joined, Shared, byte_ranges};
+use super::join::{Joined, Shared, byte_ranges, layout};
 use super::observed::SharingReporter;
 use super::protocol::{Connect, ProcessMessage, RdmaOfNode, Setup, receive_line, send_line};
 use crate::exit::ExitCode;
@@ -105,6 +105,7 @@ fn run() -> Result<()> {
         vm,
         secret,
         merge_tables,
+        in_order,
         ..
     } = request;
     let membership = Membership {
@@ -114,6 +115,7 @@ fn run() -> Result<()> {
         table,
         ranges: byte_ranges(&ranges),
         merge_tables,
+        layout: layout(in_order),
         rdma,
     };
     // Dropped after the memory, whose pages are at its donors.

@@ -148,7 +148,11 @@ impl RunSettings {
             (self.irqchip == Some(Irqchip::Kernel), "--irqchip kernel"),
             (self.cluster.is_some(), "--cluster"),
             (self.hotplug_memory.is_some(), "--hotplug-memory"),
-            (self.numa == Numa::Expose, "--numa expose"),
+            // Memory of donors belongs to no host.
+            (
+                !alone && self.numa == Numa::Expose,
+                "--numa expose beside --donor",
+            ),
             (self.cpu_pinning.is_some(), "--cpu-pinning"),
             // These are about the way to donors.
             (alone && self.checksum, "--checksum without --donor"),
@@ -236,8 +240,9 @@ mod tests {
     fn what_several_nodes_cannot_have_is_refused_by_its_flag() {
         let text = refused(|run| run.checksum = true);
         assert!(text.contains("--checksum without --donor"), "{text}");
-        let text = refused(|run| run.numa = Numa::Expose);
-        assert!(text.contains("--numa expose"), "{text}");
+        let mut seen = settings();
+        seen.numa = Numa::Expose;
+        assert_eq!(seen.parse().expect("is valid").numa, Numa::Expose);
         let text = refused(|run| run.transport = TransportKind::Udp);
         assert!(text.contains("--transport"), "{text}");
         let rdma = |credentials: Option<&str>| {

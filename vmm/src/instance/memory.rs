@@ -60,8 +60,8 @@ pub fn fabric_config(
             memory
         },
         local_use: match config.numa {
-            Numa::Flat => LocalUse::Cache,
-            Numa::Expose => LocalUse::Home,
+            Numa::Expose if config.nodes.is_empty() => LocalUse::Home,
+            _ => LocalUse::Cache,
         },
         donors,
         redundancy: config.redundancy,

@@ -16,17 +16,19 @@ use vm_memory::GuestMemoryMmap;
 
 use super::certificates::{NodeCertificates, ShownBy};
 use super::memory::donors_failed;
+use super::numa::host;
 use super::run_error::RunError;
 use super::seen::NodesSeen;
 use super::supervisor::Supervisor;
-use crate::compute::{JoinError, Joined, LentCpus, Shared, byte_ranges, random_vm};
-use crate::config::RunConfig;
+use crate::compute::{JoinError, Joined, LentCpus, Shared, byte_ranges, layout, random_vm};
 use crate::config::compute::ComputeNode;
 use crate::config::name::called;
+use crate::config::{Numa, RunConfig};
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
 use crate::machine::{
-    ConsoleConfig, Machine, MachineConfig, MachineError, NodesConfig, Outcome, guest_memory_ranges,
+    ConsoleConfig, Machine, MachineConfig, MachineError, NodesConfig, NumaNode, Outcome,
+    guest_memory_ranges,
 };
 use crate::size::ByteSize;
 
@@ -184,6 +186,7 @@ impl OtherNodes {
         let listeners = listeners.map_err(RunError::host("listen"))?;
         let ports = listeners.ports().map_err(RunError::host("listen"))?;
         let merge_tables = config.merge_tables;
+        let in_order = config.numa == Numa::Expose;
         let rdma = config.transport == TransportKind::Rdma;
         let depot = fabric.take_depot();
         let by_donors = depot.as_ref().map_or(0, DonorDepot::lent_bytes);
@@ -201,6 +204,7 @@ impl OtherNodes {
                 memory_bytes: config.memory.bytes(),
                 lent_bytes: node.memory.bytes(),
                 merge_tables,
+                in_order,
                 rdma,
             };
             let asked = LentCpus::ask(node.address, &carrier(node, shown), &request);
@@ -227,6 +231,7 @@ impl OtherNodes {
             table,
             ranges: byte_ranges(&guest_memory_ranges(config.memory.bytes())),
             merge_tables,
+            layout: layout(in_order),
             rdma: rdma.then(|| config.rdma.clone()),
         };
         let lost = Arc::new(OnceLock::new());
@@ -313,6 +318,23 @@ impl OtherNodes {
             }
             Err(error) => Err(Self::not_joined(&nodes, lent, error)),
         }
+    }
+
+    /// The NUMA nodes that the guest sees: one for each host, with its vCPUs and the memory whose home
+    /// it is. None if it sees one.
+    pub fn numa(&self, config: &RunConfig) -> Vec<NumaNode> {
+        if config.numa == Numa::Flat {
+            return Vec::new();
+        }
+        let owners = owners(config);
+        let ranges = byte_ranges(&guest_memory_ranges(config.memory.bytes()));
+        let hosts = 0..=u8::try_from(self.nodes.len()).unwrap_or(u8::MAX);
+        let hosts = hosts.map(|place| {
+            let cpus = (0..).zip(&owners);
+            let cpus = cpus.filter_map(|(cpu, owner)| (*owner == place).then_some(cpu));
+            host(place, cpus.collect(), self.shared.memory_at(place, &ranges))
+        });
+        hosts.collect()
     }
 
     /// How much of the guest's memory the nodes keep at donors themselves.

@@ -29,6 +29,7 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     };
     let near = memory_speed::measure();
     let here = NumaNode {
+        cpus: (0..config.cpus).collect(),
         memory: memory_of(homes.local()),
         hotplug: None,
         is_movable: false,
@@ -43,6 +44,7 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
             None => (near.latency, Some(near.bandwidth_mb_s)),
         };
         NumaNode {
+            cpus: Vec::new(),
             memory: memory_of(donor.id),
             hotplug: None,
             // What the kernel keeps there would be lost with the donor, and the guest with it.
@@ -57,6 +59,7 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
         let farthest = nodes[1..].iter().map(|node| node.latency).max();
         let start = u64::from(added.first.number()) << PAGE_SHIFT;
         nodes.push(NumaNode {
+            cpus: Vec::new(),
             memory: Vec::new(),
             hotplug: Some((start, added.bytes())),
             is_movable: false,
@@ -67,6 +70,25 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     }
     nodes
 }
+
+/// One of the hosts that run vCPUs and share their memory: a page from another one is a transfer over
+/// the network, whichever of them it is.
+pub fn host(place: u8, cpus: Vec<u8>, memory: Vec<(u64, u64)>) -> NumaNode {
+    NumaNode {
+        cpus,
+        memory,
+        hotplug: None,
+        is_movable: false,
+        latency: match place {
+            0 => HOST_LATENCY,
+            _ => JOINER_LATENCY,
+        },
+        bandwidth_mb_s: None,
+    }
+}
+
+/// Latency of a host's memory, where only its ratio to that of a network counts.
+const HOST_LATENCY: Duration = Duration::from_nanos(100);
 
 /// Assumed latency of memory that is added later if there is no donor to compare with: a page over
 /// a fast network.

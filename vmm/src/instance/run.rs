@@ -277,7 +277,10 @@ impl Run<'_> {
         for warning in warnings.into_iter().flatten() {
             tracing::warn!("{warning}");
         }
-        let numa = super::numa::nodes(config, &fabric);
+        let numa = match &others {
+            Some(others) => others.numa(config),
+            None => super::numa::nodes(config, &fabric),
+        };
         let node = u16::try_from(numa.len()).ok();
         let node = node.and_then(|count| count.checked_sub(1));
         let limiters = devices.limiters();

@@ -10,7 +10,7 @@ use fabric_coherence::MemberSet;
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::{PageBytes, PageIndex};
 use fabric_sharing::{
-    Config, Depot, Failure, Homes, LOCAL_PAGES_MIN, SharedMemory, SharingStats, Stored,
+    Config, Depot, Failure, Homes, LOCAL_PAGES_MIN, Layout, SharedMemory, SharingStats, Stored,
 };
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -141,7 +141,7 @@ impl Depot for Late {
 fn homes(count: u8) -> Homes {
     let mut lent = vec![LENT_BY_OTHERS as u64; count.into()];
     lent[0] = (LENT + PLACES) as u64;
-    Homes::in_proportion(&lent, std::slice::from_ref(&(0..BLOCKS))).expect("enough")
+    Homes::in_proportion(&lent, std::slice::from_ref(&(0..BLOCKS)), Layout::Mixed).expect("enough")
 }
 
 /// Starts `count` nodes, of which the first has a depot; returns them with what that stores at most.

@@ -8,7 +8,7 @@ use fabric_coherence::{Member, MemberSet};
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::PageBytes;
 use fabric_peers::{PeerError, PeerMessage, Peers, Receiver};
-use fabric_sharing::{Config, Homes, LOCAL_PAGES_MIN, SharedMemory};
+use fabric_sharing::{Config, Homes, LOCAL_PAGES_MIN, Layout, SharedMemory};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 type Item = (Member, PeerMessage, Option<Box<PageBytes>>);
@@ -98,7 +98,7 @@ pub fn config(me: u8, count: u8, blocks: usize, lent: usize) -> Config {
     let mut config = Config::new(member(me), members);
     if lent != ALL {
         let loans = vec![lent as u64; count.into()];
-        let homes = Homes::in_proportion(&loans, std::slice::from_ref(&(0..blocks)));
+        let homes = Homes::in_proportion(&loans, std::slice::from_ref(&(0..blocks)), Layout::Mixed);
         config.homes = Some(homes.expect("enough is lent"));
         config.local_pages = lent * 512 + LOCAL_PAGES_MIN;
     }

@@ -84,6 +84,7 @@ fn request(cpus: u8) -> ComputeRequest {
         memory_bytes: 4 * MIB,
         lent_bytes: LENT,
         merge_tables: false,
+        in_order: false,
         rdma: false,
     }
 }

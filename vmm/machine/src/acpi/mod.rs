@@ -50,7 +50,7 @@ impl AcpiTables {
             tables.add(fadt(dsdt, facs, irqchip)),
             tables.add(madt(cpus)),
         ];
-        let numa = numa::tables(cpus, nodes).into_iter();
+        let numa = numa::tables(nodes).into_iter();
         listed.extend(numa.map(|table| tables.add(table)));
         let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
         for table in listed {

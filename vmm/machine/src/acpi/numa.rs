@@ -1,6 +1,6 @@
 //! NUMA topology: SRAT, SLIT and HMAT (ACPI specification 6.5, 5.2.16, 5.2.17 and 5.2.28).
 //!
-//! Node 0 has all CPUs; the others have memory only. SRAT assigns CPUs and memory to nodes, HMAT
+//! Node 0 has all CPUs, and the others memory only, or each has CPUs and memory of one host. SRAT assigns CPUs and memory to nodes, HMAT
 //! states latency in nanoseconds and bandwidth in MB/s. SLIT has one byte per distance, with 10
 //! within a node; networks are thousands of times slower than memory, so here the distance is
 //! logarithmic and grows by 20 with each factor of ten.
@@ -16,9 +16,11 @@ use acpi_tables::srat::MemoryAffinity;
 
 use super::table::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
 
-/// A NUMA node of the guest. The first one has the CPUs.
+/// A NUMA node of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaNode {
+    /// Its vCPUs.
+    pub cpus: Vec<u8>,
     /// Memory ranges: start and length in bytes, both multiples of the page size.
     pub memory: Vec<(u64, u64)>,
     /// The range in which memory may be added while the guest runs: start and length in bytes.
@@ -52,21 +54,28 @@ const HMAT_ENTRY_MAX: u64 = 0xfffe;
 /// The largest latency: Linux stores picoseconds in 32 bits.
 const HMAT_LATENCY_MAX: Duration = Duration::from_micros(4200);
 
-/// Builds SRAT, SLIT and HMAT; returns none without nodes.
-pub(crate) fn tables(cpus: u8, nodes: &[NumaNode]) -> Vec<Vec<u8>> {
-    if nodes.is_empty() {
+/// Builds SRAT, SLIT and HMAT; returns none without nodes. HMAT has what the CPUs of node 0 reach, so
+/// there is none if others have CPUs.
+pub(crate) fn tables(nodes: &[NumaNode]) -> Vec<Vec<u8>> {
+    let Some((_, others)) = nodes.split_first() else {
         return Vec::new();
+    };
+    let mut tables = vec![srat(nodes), slit(nodes)];
+    if others.iter().all(|node| node.cpus.is_empty()) {
+        tables.push(hmat(nodes));
     }
-    vec![srat(cpus, nodes), slit(nodes), hmat(nodes)]
+    tables
 }
 
-fn srat(cpus: u8, nodes: &[NumaNode]) -> Vec<u8> {
+fn srat(nodes: &[NumaNode]) -> Vec<u8> {
     // A field whose value is always 1, and eight reserved bytes.
     let mut body = [1_u32.to_le_bytes(), [0; 4], [0; 4]].concat();
-    for cpu in 0..cpus {
-        body.extend([SRAT_X2APIC, SRAT_X2APIC_BYTES, 0, 0]);
-        for field in [0, u32::from(cpu), SRAT_ENABLED, 0, 0] {
-            body.extend(field.to_le_bytes());
+    for (domain, node) in (0_u32..).zip(nodes) {
+        for &cpu in &node.cpus {
+            body.extend([SRAT_X2APIC, SRAT_X2APIC_BYTES, 0, 0]);
+            for field in [domain, u32::from(cpu), SRAT_ENABLED, 0, 0] {
+                body.extend(field.to_le_bytes());
+            }
         }
     }
     for (domain, node) in (0..).zip(nodes) {
@@ -106,7 +115,8 @@ fn slit(nodes: &[NumaNode]) -> Vec<u8> {
     let mut slit = SLIT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, count);
     for (a, from) in nodes.iter().enumerate() {
         for (b, to) in nodes.iter().enumerate().skip(a + 1) {
-            // All traffic between donors passes through the node with the CPUs.
+            // All traffic between donors passes through the node with the CPUs, and hosts are equally
+            // far from each other.
             let farther = from.latency.max(to.latency);
             slit.set_distance(a, b, distance(nodes[0].latency, farther));
         }
@@ -167,6 +177,7 @@ mod tests {
 
     fn node(memory: &[(u64, u64)], micros: u64, bandwidth_mb_s: Option<u64>) -> NumaNode {
         NumaNode {
+            cpus: Vec::new(),
             memory: memory.to_vec(),
             hotplug: None,
             is_movable: false,
@@ -178,6 +189,7 @@ mod tests {
     fn nodes() -> Vec<NumaNode> {
         let mut here = node(&[(0, 96 << 20), (928 << 20, 96 << 20)], 0, Some(12_000));
         here.latency = Duration::from_nanos(100);
+        here.cpus = vec![0, 1, 2];
         vec![
             here,
             node(&[(96 << 20, 416 << 20)], 10, Some(1000)),
@@ -195,8 +207,8 @@ mod tests {
 
     #[test]
     fn a_flat_machine_has_no_such_tables() {
-        assert!(tables(4, &[]).is_empty());
-        let all = tables(4, &nodes());
+        assert!(tables(&[]).is_empty());
+        let all = tables(&nodes());
         let signatures: Vec<_> = all.iter().map(|table| &table[..4]).collect();
         assert_eq!(signatures, [b"SRAT", b"SLIT", b"HMAT"]);
         for table in all {
@@ -207,7 +219,7 @@ mod tests {
 
     #[test]
     fn every_cpu_and_every_range_has_its_node() {
-        let srat = srat(3, &nodes());
+        let srat = srat(&nodes());
         assert_eq!(u32_at(&srat, 36), 1);
         let (mut cpus, mut memory) = (Vec::new(), Vec::new());
         let mut entries = &srat[48..];
@@ -235,13 +247,26 @@ mod tests {
     }
 
     #[test]
+    fn each_of_several_hosts_has_its_cpus_and_nobody_says_what_one_of_them_reaches() {
+        let mut hosts = nodes();
+        hosts[0].cpus = vec![0, 3];
+        hosts[2].cpus = vec![1, 2];
+        let all = tables(&hosts);
+        let signatures: Vec<_> = all.iter().map(|table| &table[..4]).collect();
+        assert_eq!(signatures, [b"SRAT", b"SLIT"]);
+        let entry = |number: usize| &all[0][48 + 24 * number..];
+        let cpus = (0..4).map(|number| (u32_at(entry(number), 4), u32_at(entry(number), 8)));
+        assert_eq!(cpus.collect::<Vec<_>>(), [(0, 0), (0, 3), (2, 1), (2, 2)]);
+    }
+
+    #[test]
     fn memory_in_which_the_kernel_keeps_nothing_is_hot_pluggable() {
         let mut nodes = vec![
             node(&[(0, 1 << 30)], 1, None),
             node(&[(1 << 30, 1 << 30)], 100, None),
         ];
         nodes[1].is_movable = true;
-        let srat = srat(1, &nodes);
+        let srat = srat(&nodes);
         // Two entries of 40 bytes at the end, each with its flags at 28.
         let flags = |entry: usize| u32_at(&srat[srat.len() - 40 * entry..], 28);
         assert_eq!((flags(2), flags(1)), (0b01, 0b11));
@@ -255,7 +280,7 @@ mod tests {
             is_movable: false,
             ..node(&[], 20, None)
         });
-        let srat = srat(0, &nodes);
+        let srat = srat(&nodes);
         let last = &srat[srat.len() - 40..];
         assert_eq!((last[0], u32_at(last, 2)), (1, 3));
         assert_eq!((u64_at(last, 8), u64_at(last, 16)), (4 << 30, 1 << 30));

@@ -98,13 +98,15 @@ fn the_tables_of_the_largest_machine_fit() {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
     let slots: Vec<_> = (0..VIRTIO_DEVICES_MAX).map(Slot::new).collect();
     let node = NumaNode {
+        cpus: Vec::new(),
         memory: vec![(0, 4096); 2],
         hotplug: Some((1 << 32, 4096)),
         is_movable: false,
         latency: std::time::Duration::from_micros(1),
         bandwidth_mb_s: Some(1),
     };
-    let nodes = vec![node; 65];
+    let mut nodes = vec![node; 65];
+    nodes[0].cpus = (0..VCPUS_MAX).collect();
     let tables = AcpiTables::new(VCPUS_MAX, &slots, &nodes, Irqchip::Kernel);
     assert_eq!(tables.write(&memory).unwrap(), ACPI_START);
     for signature in [b"SRAT", b"SLIT", b"HMAT"] {

@@ -178,6 +178,7 @@ mod tests {
     #[test]
     fn it_goes_below_nodes_that_the_kernel_does_not_use() {
         let node = |start, is_movable| NumaNode {
+            cpus: Vec::new(),
             memory: vec![(start, 64 << 20)],
             hotplug: None,
             is_movable,

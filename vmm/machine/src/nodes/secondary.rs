@@ -26,6 +26,7 @@ use crate::lifecycle::ending;
 use crate::lifecycle::shared::Shared;
 use crate::outcome::Outcome;
 use crate::vcpu::model::{CpuModel, from_entry, lacks};
+use crate::vcpu::packages::Packages;
 use crate::vcpu::state::{HostFacts, MsrNames};
 use crate::vcpu::{Vcpu, tsc};
 use crate::{kvm, memory, paging};
@@ -227,6 +228,7 @@ impl Built {
             model: CpuModel {
                 supported,
                 cpus,
+                packages: Packages::with_id_bits(cpus, start.package_id_bits),
                 emulated: start.emulated || is_emulated(),
                 nodes: Some(Arc::clone(&nodes)),
                 halts_in_guest: false,

@@ -1,9 +1,10 @@
-//! The guest's CPUID: what KVM supports, with the topology of this machine, which is one package
-//! with one core per vCPU and one thread per core.
+//! The guest's CPUID: what KVM supports, with the topology of this machine, which has one core per
+//! vCPU and one thread per core.
 //!
 //! Leaves: Intel SDM volume 2A, CPUID; AMD APM volume 3, appendix E; for the hypervisor's
 //! leaves Linux, Documentation/virt/kvm/x86/cpuid.rst, which KVM fills itself.
 
+use super::packages::Packages;
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 /// Leaf 1, ECX: the local APIC timer has a TSC deadline mode.
@@ -148,18 +149,16 @@ pub(crate) fn show_recovery(entries: &mut Vec<kvm_cpuid_entry2>) {
     }
 }
 
-/// Returns the CPUID entries of CPU `id` (also its APIC id) of `cpus`, derived from what KVM
-/// supports.
+/// Returns the CPUID entries of CPU `id` (also its APIC id), derived from what KVM supports.
 pub(crate) fn for_cpu(
     supported: &[kvm_cpuid_entry2],
     id: u8,
-    cpus: u8,
+    packages: Packages,
     tsc_deadline: bool,
 ) -> Vec<kvm_cpuid_entry2> {
+    let cores = packages.cores_beside(id);
     let id = u32::from(id);
-    let cores = u32::from(cpus.max(1));
-    // Number of APIC id bits that distinguish the cores of a package.
-    let id_bits = cores.next_power_of_two().trailing_zeros();
+    let id_bits = u32::from(packages.id_bits);
     // Leaf 1 has 8 bits for this number; the topology leaves below have more.
     let ids = (1 << id_bits).min(0xff);
     let basic_max = supported
@@ -299,7 +298,7 @@ mod tests {
     #[test]
     fn every_cpu_has_its_own_apic_id_in_each_topology_leaf() {
         for id in 0..5 {
-            let entries = for_cpu(&supported(b"Auth"), id, 5, true);
+            let entries = for_cpu(&supported(b"Auth"), id, Packages::one(5), true);
             let id = u32::from(id);
             assert_eq!(leaf(&entries, 1, 0).ebx >> 24, id);
             assert_eq!((leaf(&entries, 1, 0).ebx >> 16) & 0xff, 8);
@@ -316,7 +315,7 @@ mod tests {
     #[test]
     fn the_largest_machine_has_its_topology_in_each_leaf() {
         for (id, cpus, ids, bits) in [(71, 72, 128, 7), (127, 128, 128, 7), (253, 254, 255, 8)] {
-            let entries = for_cpu(&supported(b"Auth"), id, cpus, true);
+            let entries = for_cpu(&supported(b"Auth"), id, Packages::one(cpus), true);
             let (id, cpus) = (u32::from(id), u32::from(cpus));
             assert_eq!(leaf(&entries, 1, 0).ebx >> 24, id);
             assert_eq!((leaf(&entries, 1, 0).ebx >> 16) & 0xff, ids);
@@ -334,7 +333,11 @@ mod tests {
     #[test]
     fn the_hypervisor_bit_is_set_and_the_timer_mode_is_as_asked() {
         for deadline in [false, true] {
-            let one = leaf(&for_cpu(&supported(b"Genu"), 0, 1, deadline), 1, 0);
+            let one = leaf(
+                &for_cpu(&supported(b"Genu"), 0, Packages::one(1), deadline),
+                1,
+                0,
+            );
             assert_ne!(one.ecx & ECX_HYPERVISOR, 0);
             assert_eq!(one.ecx & ECX_TSC_DEADLINE != 0, deadline);
             assert_eq!(one.edx & EDX_HTT, 0);
@@ -366,7 +369,7 @@ mod tests {
 
     #[test]
     fn caches_are_shared_by_their_level() {
-        let entries = for_cpu(&supported(b"Genu"), 0, 64, true);
+        let entries = for_cpu(&supported(b"Genu"), 0, Packages::one(64), true);
         let sharing = |eax: u32| (eax & CACHE_SHARING_MASK) >> CACHE_SHARING_SHIFT;
         assert_eq!(sharing(leaf(&entries, 4, 0).eax), 63, "level 3");
         assert_eq!(leaf(&entries, 4, 0).eax >> CACHE_CORES_SHIFT, 63);

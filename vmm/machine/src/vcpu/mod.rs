@@ -6,6 +6,7 @@ mod first_program;
 pub(crate) mod machine_check;
 mod memory_error;
 pub(crate) mod model;
+pub(crate) mod packages;
 pub(crate) mod regs;
 pub(crate) mod state;
 pub(crate) mod state_error;

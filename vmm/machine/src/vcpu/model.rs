@@ -7,6 +7,7 @@ use kvm_ioctls::VmFd;
 use ssi_hv_nodes::{CpuidEntry, Start};
 
 use super::machine_check::MachineCheck;
+use super::packages::Packages;
 use super::{Vcpu, cpuid, tsc};
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
@@ -19,6 +20,8 @@ pub(crate) struct CpuModel {
     pub supported: Vec<kvm_cpuid_entry2>,
     /// Number of vCPUs of the machine, on all nodes.
     pub cpus: u8,
+    /// How they are divided among packages.
+    pub packages: Packages,
     /// Whether the host's instructions are emulated.
     pub emulated: bool,
     /// The nodes, if there are several.
@@ -52,7 +55,7 @@ impl CpuModel {
         pinning: &[u32],
     ) -> Result<Vcpu, MachineError> {
         let tsc_deadline = interrupts.has_tsc_deadline(vm);
-        let mut cpuid = cpuid::for_cpu(&self.supported, id, self.cpus, tsc_deadline);
+        let mut cpuid = cpuid::for_cpu(&self.supported, id, self.packages, tsc_deadline);
         if self.emulated {
             cpuid::hide_xsave(&mut cpuid);
         }
@@ -86,6 +89,7 @@ impl CpuModel {
             tsc_khz: clock.khz,
             tsc_offset: clock.offset,
             emulated: self.emulated,
+            package_id_bits: self.packages.id_bits,
             cpuid: self.supported.iter().map(to_entry).collect(),
         }
     }

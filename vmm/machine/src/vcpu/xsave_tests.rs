@@ -10,6 +10,7 @@ use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_xcrs, kvm_xsave}
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::packages::Packages;
 use super::{Vcpu, cpuid};
 use crate::config::Irqchip;
 use crate::irqchip::InterruptController;
@@ -78,7 +79,7 @@ fn host() -> Option<Host> {
 impl Host {
     fn cpuid(&self, id: u8) -> Vec<kvm_cpuid_entry2> {
         let tsc_deadline = self.interrupts.has_tsc_deadline(&self.vm);
-        cpuid::for_cpu(&self.supported, id, 2, tsc_deadline)
+        cpuid::for_cpu(&self.supported, id, Packages::one(2), tsc_deadline)
     }
 
     /// Creates a vCPU as the monitor does, with its instruction pointer at the code.

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Instant;
 
 use memory_fabric::compute::{
-    ComputeLease, ComputeRequest, ComputeTable, Listeners, Membership, VmSecret, member,
+    ComputeLease, ComputeRequest, ComputeTable, Layout, Listeners, Membership, VmSecret, member,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use ssi_hv::compute::{Joined, RdmaOfNode, VmProcess, byte_ranges, random_vm};
@@ -59,6 +59,7 @@ fn request() -> (VmSecret, ComputeRequest) {
         memory_bytes: MEMORY_BYTES,
         lent_bytes: MEMORY_BYTES / 2,
         merge_tables: false,
+        in_order: false,
         rdma: false,
     };
     (secret, request)
@@ -108,6 +109,7 @@ fn run_in_two_processes_with(
         table,
         ranges: byte_ranges(&guest_memory_ranges(MEMORY_BYTES)),
         merge_tables: false,
+        layout: Layout::Mixed,
         rdma: None,
     };
     let memory = Arc::new(GuestMemory::new(usize::try_from(MEMORY_BYTES).unwrap()).unwrap());

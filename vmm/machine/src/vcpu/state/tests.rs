@@ -17,6 +17,7 @@ use crate::kvm::{create_vm, map_memory, open_kvm};
 use crate::lifecycle::control::Control;
 use crate::lifecycle::shared::Shared;
 use crate::vcpu::model::CpuModel;
+use crate::vcpu::packages::Packages;
 use crate::vcpu::tsc::tsc_khz;
 use crate::vcpu::{Vcpu, regs};
 
@@ -69,6 +70,7 @@ impl Host {
         let model = CpuModel {
             supported: supported.as_slice().to_vec(),
             cpus: 1,
+            packages: Packages::one(1),
             emulated: is_emulated(),
             nodes: None,
             halts_in_guest: false,

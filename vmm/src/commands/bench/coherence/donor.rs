@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use fabric_coherence::Member;
-use fabric_sharing::Homes;
+use fabric_sharing::{Homes, Layout};
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::page::PAGE_SIZE;
@@ -80,7 +80,7 @@ impl AtDonor {
         let mut lent = vec![OTHERS_BLOCKS; nodes.into()];
         lent[..LESSEES].fill(LOCAL_BLOCKS + LENT_BLOCKS);
         let blocks = usize::try_from(lent.iter().sum::<u64>())?;
-        let homes = Homes::in_proportion(&lent, std::slice::from_ref(&(0..blocks)))?;
+        let homes = Homes::in_proportion(&lent, std::slice::from_ref(&(0..blocks)), Layout::Mixed)?;
         let used = UsedDonor {
             address: donor.address(),
             lent_bytes: LENT_BLOCKS * BLOCK_BYTES,

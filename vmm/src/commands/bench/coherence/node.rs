@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use memory_fabric::BLOCK_BYTES;
-use memory_fabric::compute::{Listeners, Membership, SharedGuest, SharingError};
+use memory_fabric::compute::{Layout, Listeners, Membership, SharedGuest, SharingError};
 use memory_fabric::fabric::{DonorAddress, Fabric};
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::rdma::Settings;
@@ -63,6 +63,7 @@ fn run() -> Result<()> {
         table,
         ranges: std::iter::once(0..bytes).collect(),
         merge_tables: false,
+        layout: Layout::Mixed,
         rdma: setup.rdma.map(|_| Settings::default()),
     };
     let failed = move |error: SharingError| {
