@@ -99,6 +99,7 @@ impl ReplicatedTransport {
             let Operation {
                 ticket, waits_for, ..
             } = *operation;
+            let (work, offset) = (operation.work, operation.offset);
             let is_done = match answer {
                 Answer::Page(bytes) => {
                     complete(Completion::ReadFrom(donor, ticket, bytes));
@@ -154,6 +155,10 @@ impl ReplicatedTransport {
                 return;
             }
             let index = u32::try_from(index).expect("a few operations");
+            if let (Work::Read { run }, Some(all), true) = (work, stripes.as_mut(), set.has_check())
+            {
+                all.keep(index, offset, run);
+            }
             operations[index as usize] = None;
             *outstanding -= 1;
             if waits_for == 0 {

@@ -29,14 +29,18 @@
 //! An answer of a donor that went out after the request is valid as well: the page is held, so the
 //! bytes there are those of the last write-back.
 
+mod holes;
 mod join;
 mod leave;
 mod room;
+mod usage;
 mod vacated;
 mod word;
 
 use crate::placement::Place;
 use crate::stripe::Layout;
+use fabric_homes::BLOCK_PAGES;
+use holes::Holes;
 use join::Standing;
 use leave::Leaving;
 pub use leave::{LeaveError, NextMove};
@@ -118,6 +122,7 @@ pub struct Copies {
     changes: AtomicU32,
     /// How far the threads are with places that copies have left.
     epochs: Epochs,
+    holes: Holes,
     /// Orders all changes.
     ledger: Mutex<Ledger>,
 }
@@ -205,6 +210,7 @@ impl Copies {
             out: slots.iter().map(|_| AtomicBool::new(false)).collect(),
             changes: AtomicU32::new(0),
             epochs: Epochs::default(),
+            holes: Holes::default(),
             ledger: Mutex::new(ledger),
         }
     }
@@ -321,104 +327,6 @@ impl Copies {
         copy.state == CopyState::Valid && !self.is_out(copy.place.donor)
     }
 
-    /// Stops the use of a donor. From then on nothing is read from it, and write-backs complete
-    /// without it. Returns false if it was out already.
-    ///
-    /// # Errors
-    ///
-    /// [`LastCopy`]: then nothing has changed.
-    pub fn exclude(&self, donor: u8) -> Result<bool, LastCopy> {
-        let _changes = self.lock();
-        if self.is_out(donor) {
-            return Ok(false);
-        }
-        if self.is_needed(donor) {
-            return Err(LastCopy);
-        }
-        self.out[usize::from(donor)].store(true, Ordering::Release);
-        self.note_change();
-        Ok(true)
-    }
-
-    /// Returns whether a block needs a copy at a donor: so few others are valid.
-    fn is_needed(&self, donor: u8) -> bool {
-        let is_here = |copy: &Copy| copy.place.donor == donor;
-        (0..self.blocks()).any(|block| {
-            let valid = || self.all(block).filter(|copy| self.is_valid(*copy));
-            valid().any(|copy| is_here(&copy))
-                && valid().filter(|copy| !is_here(copy)).count() < self.needed
-        })
-    }
-
-    /// Stops the use of one copy, which is wrong, at a donor that other blocks need: it is filled
-    /// again from the others. Returns whether reads go to others now, also if they did before: several
-    /// answers of the copy may have been on their way. Returns false, and nothing has changed, if the
-    /// donor can go out as a whole, this block needs the copy as well, or copies move, which may be
-    /// read from this one.
-    pub(crate) fn spoil(&self, block: u32, donor: u8) -> bool {
-        let ledger = self.lock();
-        let valid = || self.all(block).enumerate();
-        let valid = || valid().filter(|(_, copy)| self.is_valid(*copy));
-        let here = valid().find(|(_, copy)| copy.place.donor == donor);
-        let Some((at, copy)) = here else {
-            return valid().count() >= self.needed;
-        };
-        if valid().count() <= self.needed {
-            return false;
-        }
-        if ledger.leaving.is_some() || !self.is_needed(donor) {
-            return false;
-        }
-        // As of a donor that returns: the copy receives write-backs again when its repair begins,
-        // which reads no page while a write-back of it is outstanding.
-        let state = CopyState::Stale;
-        self.set(block, at, Copy { state, ..copy });
-        self.note_change();
-        true
-    }
-
-    /// Records that a donor that is out will not return, so that its copies get other places.
-    pub fn lose(&self, donor: u8) {
-        let mut ledger = self.lock();
-        let standing = &mut ledger.loans[usize::from(donor)].standing;
-        if *standing != Standing::Absent {
-            *standing = Standing::Lost;
-        }
-        self.note_change();
-    }
-
-    /// Returns whether a donor will not return.
-    #[must_use]
-    pub fn is_lost(&self, donor: u8) -> bool {
-        matches!(
-            self.lock().standing(donor),
-            Standing::Lost | Standing::Absent
-        )
-    }
-
-    /// Uses a donor again that was out: all its copies are stale, until they are filled. The caller
-    /// repairs, and has no request to this donor outstanding. Returns false if it is lost, or is
-    /// not out.
-    pub fn readmit(&self, donor: u8) -> bool {
-        let mut ledger = self.lock();
-        if !ledger.standing(donor).may_be_used() || !self.is_out(donor) {
-            return false;
-        }
-        ledger.loans[usize::from(donor)].standing.use_again();
-        for block in 0..self.blocks() {
-            for (at, copy) in self.all(block).enumerate() {
-                if copy.place.donor == donor {
-                    let state = CopyState::Stale;
-                    self.set(block, at, Copy { state, ..copy });
-                }
-            }
-        }
-        // Release: a thread that finds the donor in use finds its copies stale.
-        self.out[usize::from(donor)].store(false, Ordering::Release);
-        self.note_change();
-        true
-    }
-
     /// Begins the next repair, from this block on: the first copy that is stale, on a donor in use,
     /// with as many valid other copies as are needed. A copy on a lost donor gets another place if a donor has room. The
     /// copy receives write-backs from then on. Copies on a donor that leaves are not filled: they
@@ -438,6 +346,7 @@ impl Copies {
                     continue;
                 };
                 if ledger.standing(donor) == Standing::Lost {
+                    self.fill_holes(copy.place, 0, BLOCK_PAGES);
                     let Some((place, is_empty)) = self.other_place(&mut ledger, block, from) else {
                         continue;
                     };
@@ -457,6 +366,7 @@ impl Copies {
                     is_empty: copy.state == CopyState::Empty,
                 };
                 copy.state = CopyState::Filling;
+                self.fill_holes(copy.place, 0, BLOCK_PAGES);
                 self.set(block, at, copy);
                 return Some(repair);
             }
@@ -464,14 +374,12 @@ impl Copies {
         })
     }
 
-    /// Ends a repair whose pages are all copied from these donors: the copy is valid. Returns false if
-    /// one of them or its own went out in the meantime, which the caller may not have seen yet; the
-    /// copy stays invalid then.
+    /// Ends a repair whose pages are all copied from these copies: it is valid. Returns false if one of
+    /// them is not any more, or its own donor went out in the meantime, which the caller may not have
+    /// seen yet; the copy stays invalid then.
     pub fn end_repair(&self, repair: &Repair, sources: &[(usize, Place)]) -> bool {
         let _changes = self.lock();
-        // Write-backs complete without a donor that is out: what was read from it may be old.
-        let is_out = |(_, place): &(usize, Place)| self.is_out(place.donor);
-        if self.is_out(repair.to.donor) || sources.iter().any(is_out) {
+        if self.is_out(repair.to.donor) || !self.are_valid(repair.block, sources) {
             return false;
         }
         let mut copy = self.copy(repair.block, repair.at);
@@ -480,6 +388,15 @@ impl Copies {
             self.set(repair.block, repair.at, copy);
         }
         true
+    }
+
+    /// Returns whether these copies of a block are valid. Write-backs complete without others: what was
+    /// read from them may be old.
+    pub(crate) fn are_valid(&self, block: u32, sources: &[(usize, Place)]) -> bool {
+        sources.iter().all(|&(at, place)| {
+            let copy = self.copy(block, at);
+            copy.place == place && self.is_valid(copy)
+        })
     }
 
     /// Returns the number of blocks with a copy that is not readable.

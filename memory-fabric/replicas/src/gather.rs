@@ -174,17 +174,35 @@ impl Gather {
         for (number, &chosen) in found.iter().enumerate().take(pages) {
             self.compute(layout, number, chosen, &mut trial.page);
             layout.encode(&*trial.page, &mut trial.parity);
-            let arrived = (0..layout.pieces()).filter(|at| self.arrived >> at & 1 == 1);
-            for at in arrived {
-                if self.arrived_piece(layout, number, at) != trial.piece(layout, at) {
-                    wrong.add(at, number);
-                }
-            }
+            self.compare(layout, trial, number, &mut wrong);
             self.bytes[number * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(&*trial.page);
         }
         // All pages are complete.
         self.arrived |= (1 << layout.data()) - 1;
         Some(wrong)
+    }
+
+    /// Returns the pieces that arrived here with other bytes than those of the same pages in `right`, of
+    /// which all are complete.
+    pub fn differing(&self, layout: Layout, trial: &mut Trial, right: &Self) -> Wrong {
+        let mut wrong = Wrong::default();
+        for number in 0..self.count(layout).min(right.count(layout)) {
+            let page = &right.bytes[number * PAGE_SIZE..][..PAGE_SIZE];
+            trial.page.copy_from_slice(page);
+            layout.encode(&*trial.page, &mut trial.parity);
+            self.compare(layout, trial, number, &mut wrong);
+        }
+        wrong
+    }
+
+    /// Compares the pieces of a page that arrived with those of the right page.
+    fn compare(&self, layout: Layout, right: &Trial, number: usize, wrong: &mut Wrong) {
+        let arrived = (0..layout.pieces()).filter(|at| self.arrived >> at & 1 == 1);
+        for at in arrived {
+            if self.arrived_piece(layout, number, at) != right.piece(layout, at) {
+                wrong.add(at, number);
+            }
+        }
     }
 
     /// Returns piece `at` of a single page, once there are enough of it.

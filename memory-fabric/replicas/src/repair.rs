@@ -10,22 +10,21 @@
 //! - A write-back of a page whose copy is on its way is held until that has been confirmed, and so is
 //!   the copy of a page that a repair writes which was given up: two writes of one page are never
 //!   outstanding on a connection.
-//! - A page of a stripe that can be checked is not computed from a wrong piece: if the pieces that
-//!   are read do not give it, the others are read as well.
+//! - A page that can be checked is not copied if it is wrong, nor computed from a wrong piece: it is read
+//!   again, then from the other copy or with all other pieces. If none of that is right, the new copy
+//!   gets a [hole](crate::copies) there.
 
+mod arrived;
 mod fill;
 
 use crate::copies::{NextMove, Repair};
 use crate::gather::{Gather, Trial};
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
-use crate::set::ReplicaSet;
 use crate::stripe::Layout;
 use crate::transport::ReplicatedTransport;
-use fabric_homes::BLOCK_BYTES;
 use fabric_host::Allowance;
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Limit of pages that are copied at once: a quarter of a connection, so that write-backs have the
@@ -60,8 +59,8 @@ enum Phase {
         asked: u16,
         /// Whether those that have arrived do not give the page.
         lacks: bool,
-        /// Whether all were read again.
-        again: bool,
+        /// How often that was so of all that was asked for: everything is read twice.
+        attempts: u8,
     },
     /// It was read: the page, or its piece for the copy.
     Arrived(Box<[u8]>),
@@ -121,6 +120,8 @@ pub(crate) struct Repairs {
     /// That of stripes; `None` for two copies.
     layout: Option<Layout>,
     trial: Option<Trial>,
+    /// What the check of a page overwrites.
+    checked: Box<PageBytes>,
     /// Pages that may be copied.
     allowance: Allowance,
     /// When to look again at places that copies have left.
@@ -148,6 +149,7 @@ impl Repairs {
             readmission_unit: READMISSION_UNIT,
             layout,
             trial: layout.map(Trial::new),
+            checked: Box::new([0; PAGE_SIZE]),
             allowance: Allowance::new(REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64, BURST_PAGES),
             reclaim_at: None,
             due: None,
@@ -198,68 +200,6 @@ impl Repairs {
         });
     }
 
-    /// Takes a page of the valid copy, or a piece of it, from a donor.
-    pub fn read(&mut self, set: &ReplicaSet, page: u32, donor: usize, bytes: &[u8]) {
-        let layout = self.layout;
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        let is_it = |(_, place): &&(usize, Place)| usize::from(place.donor) == donor;
-        let Some(&(at, _)) = current.sources.iter().find(is_it) else {
-            return;
-        };
-        let to = current.repair.at;
-        let mut all = current.copying.iter_mut();
-        let Some(copying) = all.find(|copying| copying.page == page) else {
-            return;
-        };
-        let Phase::Reading {
-            superseded,
-            gather,
-            asked,
-            lacks,
-            ..
-        } = &mut copying.phase
-        else {
-            return;
-        };
-        if let Some(layout) = layout {
-            gather.take(layout, at, bytes);
-            if gather.arrived() != *asked {
-                // Others are on their way. Nothing of a page is outstanding when it is complete.
-                return;
-            }
-        }
-        if *superseded {
-            // The pieces may be of different versions, and are not used.
-            self.written(page);
-            return;
-        }
-        let (Some(layout), Some(trial)) = (layout, &mut self.trial) else {
-            copying.phase = Phase::Arrived(bytes.into());
-            return;
-        };
-        if set.has_check() {
-            let offset = u64::from(current.repair.block) * BLOCK_BYTES + in_block(page);
-            // Of a page that was never written back, or is dropped, nothing is known or read. This
-            // thread writes and drops, so what it is checked by does not change meanwhile.
-            let is_known = Cell::new(true);
-            let is_right = |_, bytes: &mut PageBytes| {
-                let found = set.is_genuine(offset, bytes);
-                is_known.set(found.is_some());
-                found != Some(false)
-            };
-            let Some(wrong) = gather.search(layout, trial, &is_right) else {
-                *lacks = true;
-                return;
-            };
-            let sources = current.sources.iter().filter(|_| is_known.get());
-            let sources = sources.filter(|(at, _)| wrong.pieces >> at & 1 == 1);
-            sources.for_each(|(_, place)| set.note_wrong(place.donor, offset));
-        }
-        copying.phase = Phase::Arrived(gather.piece(layout, to));
-    }
-
     /// A page is complete.
     pub fn written(&mut self, page: u32) {
         if let Some(current) = &mut self.current {
@@ -270,18 +210,10 @@ impl Repairs {
     /// Ends what involves a donor that went out. Returns a move that is given up.
     pub fn leave(&mut self, donor: u8, members: &mut [Member]) -> Option<Repair> {
         self.held.retain(|held| held.place.donor != donor);
-        let ends = |current: &Current| {
+        let given_up = self.give_up(members, |current| {
             let mut sources = current.sources.iter();
             current.repair.to.donor == donor || sources.any(|(_, place)| place.donor == donor)
-        };
-        let ended = self.current.take_if(|current| ends(current));
-        if ended.is_some() {
-            for member in members {
-                member.abandon(|purpose| {
-                    matches!(purpose, Purpose::CopyRead(_) | Purpose::CopyWrite(_))
-                });
-            }
-        }
+        });
         let at = usize::from(donor);
         if self.readmissions.len() <= at {
             self.readmissions.resize(at + 1, Readmission::default());
@@ -291,8 +223,21 @@ impl Repairs {
         readmission.times_out += 1;
         let delay = self.readmission_unit * ((1 << doublings) - 1);
         readmission.not_before = Some(Instant::now() + delay);
-        let given_up = ended.filter(|current| current.is_move)?;
-        Some(given_up.repair)
+        given_up
+    }
+
+    /// Ends the repair of the current block, if it is to end. Returns a move that is given up.
+    fn give_up(
+        &mut self,
+        members: &mut [Member],
+        ends: impl Fn(&Current) -> bool,
+    ) -> Option<Repair> {
+        let ended = self.current.take_if(|current| ends(current))?;
+        for member in members {
+            member
+                .abandon(|purpose| matches!(purpose, Purpose::CopyRead(_) | Purpose::CopyWrite(_)));
+        }
+        ended.is_move.then_some(ended.repair)
     }
 
     /// Forgets how often a donor went out that has left: another one has its place.
@@ -330,6 +275,14 @@ impl ReplicatedTransport {
         if changes != self.repairs.changes {
             self.repairs.changes = changes;
             self.repairs.cursor = Some(0);
+            let copies = self.set.copies();
+            // A copy that was found to be wrong misses write-backs.
+            let given_up = self.repairs.give_up(&mut self.members, |current| {
+                !copies.are_valid(current.repair.block, &current.sources)
+            });
+            if let Some(given_up) = given_up {
+                self.set.give_up_move(&given_up);
+            }
         }
         self.reclaim();
         self.release_held();
@@ -432,7 +385,11 @@ impl ReplicatedTransport {
             repairs.cursor = Some(repair.block);
         }
         let sources = match repairs.layout {
-            None => vec![(1 - repair.at, repair.from)],
+            None => {
+                let is_it = |&at: &usize| copies.copy(repair.block, at).place == repair.from;
+                let at = (0..copies.width()).find(is_it);
+                vec![(at.unwrap_or(1 - repair.at), repair.from)]
+            }
             Some(layout) => {
                 let readable = |at| Some((at, copies.readable_at(repair.block, at)?));
                 let all = (0..copies.width()).filter_map(readable);

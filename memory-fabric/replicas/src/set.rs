@@ -212,18 +212,32 @@ impl ReplicaSet {
     /// Stops the use of a donor, unless a block has its only copy there; true when it is not used
     /// now.
     pub(crate) fn exclude(&self, donor: usize, reason: &str) -> bool {
-        match self.copies.exclude(Self::id(donor)) {
-            Ok(false) => true,
-            Ok(true) => {
-                self.losses.increment();
-                self.wake();
-                (self.observer)(ReplicaEvent::Degraded {
-                    donor,
-                    reason: reason.to_owned(),
-                });
-                true
-            }
-            Err(_) => false,
+        let excluded = self.copies.exclude(Self::id(donor));
+        excluded.is_ok_and(|was_used| {
+            self.note_out(donor, was_used, reason);
+            true
+        })
+    }
+
+    /// The same for good: its copies get other places.
+    fn expel(&self, donor: usize, reason: &str) -> bool {
+        let expelled = self.copies.expel(Self::id(donor));
+        expelled.is_ok_and(|was_used| {
+            self.note_out(donor, was_used, reason);
+            // The thread that repairs finds other places.
+            self.wake();
+            true
+        })
+    }
+
+    fn note_out(&self, donor: usize, was_used: bool, reason: &str) {
+        if was_used {
+            self.losses.increment();
+            self.wake();
+            (self.observer)(ReplicaEvent::Degraded {
+                donor,
+                reason: reason.to_owned(),
+            });
         }
     }
 
@@ -251,13 +265,10 @@ impl ReplicaSet {
             link.down = true;
             std::mem::take(&mut link.awaited)
         });
-        if !self.exclude(donor, reason) {
-            return Loss::OfBlocks;
+        match self.expel(donor, reason) {
+            true => Loss::OfCopies { was_awaited },
+            false => Loss::OfBlocks,
         }
-        self.copies.lose(Self::id(donor));
-        // The thread that repairs finds other places.
-        self.wake();
-        Loss::OfCopies { was_awaited }
     }
 
     /// Begins to move all copies off a donor that is in use, to those in `targets`, or to any if there

@@ -18,6 +18,7 @@
 
 mod arrivals;
 mod changes;
+mod offsets;
 mod reread;
 mod striped;
 
@@ -26,9 +27,12 @@ use crate::member::{Member, Purpose};
 use crate::placement::Place;
 use crate::repair::Repairs;
 use crate::set::{Inbox, ReplicaSet, Traffic};
+#[cfg(test)]
 use fabric_homes::BLOCK_BYTES;
 use fabric_pages::page::PageBytes;
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
+use offsets::bit;
+pub(crate) use offsets::{offset_at, page_in, split};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -126,22 +130,6 @@ impl fmt::Debug for ReplicatedTransport {
     }
 }
 
-fn bit(donor: u8) -> u64 {
-    1 << donor
-}
-
-/// Returns the block of an offset, and the offset in it.
-pub(crate) fn split(offset: u64) -> (u32, u64) {
-    let block = u32::try_from(offset / BLOCK_BYTES).expect("inside the replicated memory");
-    (block, offset % BLOCK_BYTES)
-}
-
-/// Returns where a place holds what is at an offset of its block, which is in `split` pieces.
-pub(crate) fn offset_at(place: Place, in_block: u64, split: usize) -> u64 {
-    let split = split as u64;
-    u64::from(place.slot) * (BLOCK_BYTES / split) + in_block / split
-}
-
 impl ReplicatedTransport {
     /// Creates a transport over those to the donors, in the order of their links.
     ///
@@ -218,9 +206,16 @@ impl ReplicatedTransport {
         operation.expect("an operation in progress")
     }
 
-    /// Returns the places to read a block from, the better one first.
-    fn sources(&self, block: u32) -> [Option<Place>; 2] {
-        let places = self.set.copies().readable(block);
+    /// Returns the places to read pages of a block from, the better one first.
+    fn sources(&self, block: u32, first: u32, pages: u32) -> [Option<Place>; 2] {
+        let copies = self.set.copies();
+        let places = copies.readable(block);
+        let lacks = |place: Option<Place>| place.is_some_and(|at| copies.lacks(at, first, pages));
+        match places.map(lacks) {
+            [true, false] => return [places[1], places[0]],
+            [false, true] => return places,
+            _ => {}
+        }
         let latency = |place: Option<Place>| {
             let member = self.members.get(usize::from(place?.donor))?;
             member.latency()
@@ -248,7 +243,12 @@ impl ReplicatedTransport {
             unreachable!("only reads are posted to one copy");
         };
         let (block, in_block) = split(offset);
-        for place in self.sources(block).into_iter().flatten() {
+        let pages = run.unwrap_or(1);
+        for place in self
+            .sources(block, page_in(in_block), pages)
+            .into_iter()
+            .flatten()
+        {
             let member = &mut self.members[usize::from(place.donor)];
             if waits_for & bit(place.donor) != 0 || member.out {
                 continue;

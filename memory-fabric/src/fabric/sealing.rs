@@ -229,11 +229,20 @@ impl Judge for LinkJudge {
             (self.observer)(FabricEvent::Failed(reason));
             return Verdict::Lost;
         }
+        let id = donor.and_then(|donor| u8::try_from(donor).ok());
+        let is_last = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.is_last_of(id, offset));
+        if self.replicas.as_ref().is_some_and(is_last) {
+            let reason = format!(
+                "{page} has no right copy any more: donor {node} sent it with other bytes than were \
+                 written back last, as it did, or another one, when its second copy was made"
+            );
+            (self.observer)(FabricEvent::Failed(reason));
+            return Verdict::Lost;
+        }
         let reason = format!(
             "{page} was received twice with other bytes than were written back last: the donor, its \
              memory or the network to it changed them"
         );
-        let id = donor.and_then(|donor| u8::try_from(donor).ok());
         let (set, copy) = (self.replicas.as_ref(), id);
         if set.is_some_and(|set| copy.is_some_and(|donor| set.read_elsewhere(donor, offset))) {
             // A donor can send as many as it likes.

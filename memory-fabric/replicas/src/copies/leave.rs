@@ -13,6 +13,7 @@ use super::join::Standing;
 use super::room::{ALL, Apart};
 use super::{Copies, Copy, CopyState, Ledger, Repair};
 use crate::placement::Place;
+use fabric_homes::BLOCK_PAGES;
 use std::collections::VecDeque;
 
 /// Why a donor does not leave.
@@ -269,6 +270,7 @@ impl Copies {
             ledger.give_back(to);
             return None;
         };
+        self.fill_holes(place, 0, BLOCK_PAGES);
         Some(Repair {
             block: next.block,
             at,
@@ -278,20 +280,20 @@ impl Copies {
         })
     }
 
-    /// Ends a move whose pages are all copied: the new copy takes the place of the old one. Returns
-    /// false if its donor or the one that was read from went out meanwhile.
-    pub fn end_move(&self, done: &Repair) -> bool {
+    /// Ends a move whose pages are all copied from these copies: the new one takes the place of the
+    /// old one. Returns false if its donor went out meanwhile, or one of these is not valid any more.
+    pub fn end_move(&self, done: &Repair, sources: &[(usize, Place)]) -> bool {
         let mut ledger = self.lock();
         let Some(leaving) = &mut ledger.leaving else {
             return false;
         };
-        // Write-backs complete without a donor that is out: what was read from it may be old.
-        if self.is_out(done.to.donor) || self.is_out(done.from.donor) {
+        if self.is_out(done.to.donor) || !self.are_valid(done.block, sources) {
             return false;
         }
         let copies = self.of(done.block).into_iter().enumerate();
         for (at, copy) in copies.filter(|(_, copy)| copy.place.donor == leaving.donor) {
             leaving.vacated.push(copy.place);
+            self.fill_holes(copy.place, 0, BLOCK_PAGES);
             let (place, state) = (done.to, CopyState::Valid);
             self.set(done.block, at, Copy { place, state });
         }

@@ -36,52 +36,109 @@ impl ReplicatedTransport {
         });
     }
 
-    /// Asks for the other pieces of pages that those which were read do not give.
+    /// Reads pages again, and then elsewhere, that were wrong.
     pub(super) fn read_more(&mut self) {
-        let (Some(current), Some(layout)) = (&mut self.repairs.current, self.repairs.layout) else {
+        let lacks = |copying: &Copying| matches!(copying.phase, Phase::Reading { lacks: true, .. });
+        let current = self.repairs.current.as_ref();
+        if current.is_some_and(|current| current.copying.iter().any(lacks)) {
+            match self.repairs.layout {
+                Some(layout) => self.read_all_pieces(layout),
+                None => self.read_other_copy(),
+            }
+        }
+    }
+
+    /// Reads a page of a copy again, then that of the other one: the block's, or what the new copy has
+    /// of before.
+    fn read_other_copy(&mut self) {
+        let Some(Current {
+            repair,
+            sources,
+            is_move,
+            copying,
+            ..
+        }) = &mut self.repairs.current
+        else {
             return;
         };
-        let lacks = |copying: &Copying| matches!(copying.phase, Phase::Reading { lacks: true, .. });
-        if !current.copying.iter().any(lacks) {
+        let (copies, members) = (self.set.copies(), &mut self.members);
+        copying.retain_mut(|copying| {
+            let page = copying.page;
+            let Phase::Reading {
+                lacks: lacks @ true,
+                attempts,
+                ..
+            } = &mut copying.phase
+            else {
+                return true;
+            };
+            let (first_at, first) = sources[0];
+            let place = match (*attempts, *is_move) {
+                (1, _) => Some(first),
+                (2, true) => {
+                    let other = copies.readable_at(repair.block, 1 - first_at);
+                    let known = other.filter(|_| sources.len() == 1);
+                    sources.extend(known.map(|place| (1 - first_at, place)));
+                    other
+                }
+                (2, false) => Some(repair.to).filter(|_| !repair.is_empty),
+                _ => None,
+            };
+            let Some(place) = place else {
+                copies.add_hole(repair.to, page);
+                return false;
+            };
+            let member = &mut members[usize::from(place.donor)];
+            let offset = offset_at(place, in_block(page), 1);
+            let has_room = member.has_room() && !member.is_copying(offset);
+            let posted = has_room && member.read(Purpose::CopyRead(page), offset, None).is_ok();
+            *lacks = !posted;
+            true
+        });
+    }
+
+    /// Asks for the other pieces of pages that those which were read do not give, then for all once
+    /// more.
+    fn read_all_pieces(&mut self, layout: Layout) {
+        let Some(current) = &mut self.repairs.current else {
             return;
-        }
+        };
         let (copies, repair, sources) = (self.set.copies(), current.repair, &mut current.sources);
-        for at in (0..copies.width()).filter(|&at| at != repair.at) {
+        for at in (0..copies.width()).filter(|&at| at != repair.at || current.is_move) {
             let place = copies.readable_at(repair.block, at);
             if sources.iter().all(|&(other, _)| other != at) {
                 sources.extend(place.map(|place| (at, place)));
             }
         }
-        for copying in &mut current.copying {
+        let members = &mut self.members;
+        current.copying.retain_mut(|copying| {
             let page = copying.page;
             let Phase::Reading {
                 gather,
                 asked,
                 lacks: lacks @ true,
-                again,
+                attempts,
                 ..
             } = &mut copying.phase
             else {
-                continue;
+                return true;
             };
             if sources.iter().all(|(at, _)| *asked >> at & 1 == 1) {
-                if *again {
-                    // Too few pieces are right, so that the page is lost.
-                    copying.phase = Phase::Arrived(gather.piece(layout, repair.at));
-                    continue;
+                if *attempts > 0 {
+                    // Too few pieces are right: a piece that is made of them would be wrong.
+                    copies.add_hole(repair.to, page);
+                    return false;
                 }
                 // Bits flip on their way.
                 gather.clear();
-                (*asked, *again) = (0, true);
+                (*asked, *attempts) = (0, 1);
             }
             let asked_before = *asked;
             let left = sources.iter().filter(|(at, _)| asked_before >> at & 1 == 0);
-            let members = &mut self.members;
-            if !left
-                .clone()
-                .all(|(_, place)| members[usize::from(place.donor)].has_room())
-            {
-                continue;
+            let has_room =
+                |(_, place): &(usize, Place)| members[usize::from(place.donor)].has_room();
+            if !left.clone().all(has_room) {
+                return true;
             }
             let mut bits = 0;
             for &(at, place) in left {
@@ -93,7 +150,8 @@ impl ReplicatedTransport {
             }
             *asked |= bits;
             *lacks = false;
-        }
+            true
+        });
     }
 
     pub(super) fn read_next(&mut self) {
@@ -107,9 +165,11 @@ impl ReplicatedTransport {
             let layout = self.repairs.layout;
             let has_room =
                 |(_, place): &(usize, Place)| self.members[usize::from(place.donor)].has_room();
+            // The second of copies is for what is wrong in the first.
+            let asked = layout.map_or(1, |_| current.sources.len());
             if page == BLOCK_PAGES
                 || current.copying.len() >= COPYING_MAX
-                || !current.sources.iter().all(has_room)
+                || !current.sources[..asked].iter().all(has_room)
                 || self.is_being_written(at)
                 || !self.repairs.may_copy(now)
             {
@@ -119,7 +179,7 @@ impl ReplicatedTransport {
             let Some(current) = &mut self.repairs.current else {
                 return;
             };
-            for &(_, place) in &current.sources {
+            for &(_, place) in &current.sources[..asked] {
                 let member = &mut self.members[usize::from(place.donor)];
                 let split = layout.map_or(1, Layout::data);
                 let offset = offset_at(place, in_block(page), split);
@@ -135,12 +195,11 @@ impl ReplicatedTransport {
                 phase: Phase::Reading {
                     superseded: false,
                     gather: Gather::default(),
-                    asked: current
-                        .sources
+                    asked: current.sources[..asked]
                         .iter()
                         .fold(0, |bits, (at, _)| bits | 1 << at),
                     lacks: false,
-                    again: false,
+                    attempts: 0,
                 },
             });
         }
@@ -169,7 +228,7 @@ impl ReplicatedTransport {
                 repairs.has_repaired = true;
                 self.set.repaired_blocks.increment();
             }
-            true if copies.end_move(&repair) => self.set.note_moved(),
+            true if copies.end_move(&repair, &sources) => self.set.note_moved(),
             // Its donor went out, which has not been seen here yet.
             true => self.set.give_up_move(&repair),
             false => {}

@@ -2,6 +2,7 @@
 //! too many.
 
 use super::{ReplicaEvent, ReplicaSet};
+use crate::transport::{page_in, split};
 use fabric_host::lock;
 use fabric_pages::page::PageBytes;
 use std::time::{Duration, Instant};
@@ -70,6 +71,11 @@ impl ReplicaSet {
     /// A donor sent a piece of the page at an offset that is not what was written last. From the third
     /// page on it goes out of use for good, unless a block needs it.
     pub(crate) fn note_wrong(&self, donor: u8, offset: u64) {
+        let (block, in_block) = split(offset);
+        if self.copies.lacks_at(donor, block, page_in(in_block)) {
+            // It was never given the page.
+            return;
+        }
         self.wrong_pieces.increment();
         if self.copies.is_out(donor) {
             return;
@@ -96,34 +102,28 @@ impl ReplicaSet {
                 "it sent {wrong} pieces of pages with other bytes than were written back last: the \
                  donor, its memory or the network to it changed them"
             );
-            self.distrust(donor, &reason);
+            // Of a donor that a block needs, it is tried again later.
+            self.expel(donor.into(), &reason);
         }
+    }
+
+    /// Returns whether a page that a donor sent is lost if it is wrong: no other copy has it, for one
+    /// was made of wrong ones.
+    pub fn is_last_of(&self, donor: u8, offset: u64) -> bool {
+        let (block, in_block) = split(offset);
+        self.copies.has_no_other(donor, block, page_in(in_block))
     }
 
     /// A page at this offset is not what was written last in the copy of a donor that cannot go out,
     /// since other blocks need it. Returns true when another copy of it is read from now on, and
     /// this one is made again.
     pub fn read_elsewhere(&self, donor: u8, offset: u64) -> bool {
-        let (block, _) = crate::transport::split(offset);
+        let (block, _) = split(offset);
         let is_spoiled = self.copies.spoil(block, donor);
         if is_spoiled {
             self.wrong_pieces.increment();
             self.wake();
         }
         is_spoiled
-    }
-
-    /// Ends the use of a donor for good, unless a block needs it.
-    fn distrust(&self, donor: u8, reason: &str) {
-        let link = usize::from(donor);
-        // First, so that it is not readmitted in between.
-        let was_down = self.with_link(link, |link| std::mem::replace(&mut link.down, true));
-        if self.exclude(link, reason) {
-            self.copies.lose(donor);
-            // The thread that repairs finds other places.
-            self.wake();
-        } else if !was_down {
-            self.with_link(link, |link| link.down = false);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Write-backs, and drops of pages: they go to all copies of a block, or all pieces.
 
 use super::striped::whole_pages;
-use super::{ReplicatedTransport, Role, Stripes, Work, bit, offset_at, split};
+use super::{ReplicatedTransport, Role, Stripes, Work, bit, offset_at, page_in, split};
 use crate::member::Purpose;
 use crate::placement::Place;
 use crate::stripe::PIECES_MAX;
@@ -54,6 +54,9 @@ impl ReplicatedTransport {
             let donor = usize::from(place.donor);
             let member = &mut self.members[donor];
             let pieces = self.stripes.as_ref();
+            if page.is_some() {
+                self.set.copies().fill_holes(place, page_in(in_block), 1);
+            }
             let posted = match (work, page) {
                 (Work::Drop { pages }, _) => {
                     let Some((first, pages)) = whole_pages(in_block, pages, split) else {

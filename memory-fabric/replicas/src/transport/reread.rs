@@ -1,6 +1,7 @@
 //! Pages that were read, and are not what was written: of a stripe, all pieces are asked for, and those
 //! are looked for that give the page. A piece that differs from the page's is wrong, and its donor is
-//! [counted](crate::ReplicaSet::note_wrong).
+//! [counted](crate::ReplicaSet::note_wrong). So is the donor of a piece that was wrong the first time,
+//! and does not come the second time before the page is found: it would not be found otherwise.
 //!
 //! The thread that rereads a page holds it, so no write-back of it is in progress, and all pieces that
 //! may be read are of the last one: no donor is suspected for an old or a new version.
@@ -27,6 +28,8 @@ impl ReplicatedTransport {
         let index = self.begin(ticket, work, offset)?;
         if let Some(stripes) = &mut self.stripes {
             stripes.begin(index, true);
+            let first = stripes.take_recent(offset, run);
+            stripes.reads[index as usize].first = first;
             stripes.rereads += 1;
         }
         self.post_to_copy(index).inspect_err(|_| {
@@ -98,6 +101,16 @@ impl ReplicatedTransport {
                 for at in of(wrong.pieces) {
                     let page = offset + (wrong.pages[at] * PAGE_SIZE) as u64;
                     set.note_wrong(donors[at], page);
+                }
+                if let Some(first) = read.first.take() {
+                    let wrong = first
+                        .gather
+                        .differing(layout, &mut stripes.trial, &read.gather);
+                    // One that is right now may have been changed on its way.
+                    for at in of(wrong.pieces & !arrived) {
+                        let page = offset + (wrong.pages[at] * PAGE_SIZE) as u64;
+                        set.note_wrong(first.donors[at], page);
+                    }
                 }
                 let right = of(arrived & !wrong.pieces)
                     .next()

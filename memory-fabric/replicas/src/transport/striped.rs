@@ -1,6 +1,6 @@
 //! Reads and writes of stripes: which pieces an operation waits for, and where they arrive.
 
-use super::{Operation, ReplicatedTransport, Work, bit, offset_at, split};
+use super::{Operation, ReplicatedTransport, Work, bit, offset_at, page_in, split};
 use crate::gather::{Gather, Trial};
 use crate::member::Purpose;
 use crate::placement::Place;
@@ -8,10 +8,25 @@ use crate::stripe::{Layout, PIECES_MAX};
 use fabric_pages::page::{PAGE_SHIFT, PAGE_SIZE, PageBytes};
 use fabric_transport::Full;
 
+/// Reads whose pieces are kept after they are complete: those that are found to be wrong are most
+/// likely among the last.
+const RECENT_MAX: usize = 16;
+
+/// The pieces of a read that is complete.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Taken {
+    pub gather: Gather,
+    pub donors: [u8; PIECES_MAX],
+    offset: u64,
+    run: Option<u32>,
+}
+
 /// A read of a stripe.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Read {
     pub gather: Gather,
+    /// Of a reread, what was read first, if that is still known.
+    pub first: Option<Taken>,
     /// Whether it asks for all pieces, to find those that are right.
     pub is_reread: bool,
     /// The pieces with which a reread was tried, a bit each.
@@ -32,6 +47,10 @@ pub(crate) struct Stripes {
     /// Number of outstanding rereads.
     pub(super) rereads: usize,
     pub(super) trial: Trial,
+    /// The last reads that are complete, where pages are checked.
+    recent: [Taken; RECENT_MAX],
+    /// Which of them is replaced next.
+    oldest: usize,
     /// The parity of the page that is written.
     parity: Box<[u8]>,
 }
@@ -43,6 +62,8 @@ impl Stripes {
             reads: Vec::new(),
             rereads: 0,
             trial: Trial::new(layout),
+            recent: Default::default(),
+            oldest: 0,
             parity: vec![0; layout.parity() * layout.unit()].into(),
         }
     }
@@ -74,8 +95,34 @@ impl Stripes {
         }
         let read = &mut self.reads[index];
         read.gather.clear();
+        read.first = None;
         (read.asked, read.tried) = (0, 0);
         read.is_reread = is_reread;
+    }
+
+    /// Keeps the pieces of a read that is complete. Buffers are exchanged, not copied.
+    pub fn keep(&mut self, index: u32, offset: u64, run: Option<u32>) {
+        let Some(read) = self.reads.get_mut(index as usize) else {
+            return;
+        };
+        // What was read of them before may be an older version.
+        for kept in &mut self.recent {
+            if (kept.offset, kept.run) == (offset, run) {
+                kept.gather.clear();
+            }
+        }
+        let kept = &mut self.recent[self.oldest];
+        self.oldest = (self.oldest + 1) % RECENT_MAX;
+        std::mem::swap(&mut kept.gather, &mut read.gather);
+        (kept.donors, kept.offset, kept.run) = (read.donors, offset, run);
+    }
+
+    /// Returns the pieces that were read of these pages last, if they are kept.
+    pub(super) fn take_recent(&mut self, offset: u64, run: Option<u32>) -> Option<Taken> {
+        let is_it = |kept: &&mut Taken| {
+            kept.gather.arrived() != 0 && (kept.offset, kept.run) == (offset, run)
+        };
+        self.recent.iter_mut().find(is_it).map(std::mem::take)
     }
 
     /// Stops to wait for a donor; true when a read asks for too few pieces then.
@@ -144,15 +191,22 @@ impl ReplicatedTransport {
         };
         let mut found: [Option<(usize, Place)>; PIECES_MAX] = [None; PIECES_MAX];
         let mut count = 0;
-        for at in 0..layout.pieces() {
+        let copies = self.set.copies();
+        let (first, pages) = (page_in(in_block), run.unwrap_or(1));
+        // Those that lack a page come last.
+        let passes = if copies.has_holes() { 2 } else { 1 };
+        for (pass, at) in
+            (0..passes).flat_map(|pass| (0..layout.pieces()).map(move |at| (pass, at)))
+        {
             if count == wanted || (read.asked | read.gather.arrived()) >> at & 1 == 1 {
                 continue;
             }
-            let Some(place) = self.set.copies().readable_at(block, at) else {
+            let Some(place) = copies.readable_at(block, at) else {
                 continue;
             };
             let member = &self.members[usize::from(place.donor)];
-            if !member.out && member.has_room() {
+            let is_of_pass = passes == 1 || copies.lacks(place, first, pages) == (pass == 1);
+            if is_of_pass && !member.out && member.has_room() {
                 found[count] = Some((at, place));
                 count += 1;
             }

@@ -92,8 +92,7 @@ fn a_copy_is_made_again_in_another_zone_while_one_has_room() {
     let places = [[place(0, 0), place(2, 0)], [place(2, 1), place(0, 1)]];
     let copies = Copies::new(&places, &[2, 9, 2, 1], &[2, 0, 2, 0], &[0, 0, 1, 2]);
     assert_eq!(copies.in_one_zone(), 0);
-    assert_eq!(copies.exclude(2), Ok(true));
-    copies.lose(2);
+    assert_eq!(copies.expel(2), Ok(true));
     let mut targets = Vec::new();
     while let Some(repair) = copies.begin_repair(0) {
         targets.push(repair.to.donor);
@@ -111,7 +110,7 @@ fn move_all(copies: &Copies) -> (u32, u32) {
                 let places = copies.readable(begun.block);
                 assert_eq!(places.iter().flatten().count(), 2, "both stay readable");
                 assert!(!places.contains(&Some(begun.to)), "not before it is full");
-                assert!(copies.end_move(&begun));
+                assert!(copies.end_move(&begun, &[]));
             }
             NextMove::Ended { stayed } => return (moved, stayed),
             NextMove::None => panic!("none leaves"),
@@ -148,8 +147,7 @@ fn a_donor_gets_no_copy_between_the_last_move_and_its_end() {
     assert_eq!(copies.leave(0), Ok(held));
     assert_eq!(move_all(&copies), (held, 0));
     // Another donor is lost before the first one has left, which has the most room.
-    assert_eq!(copies.exclude(1), Ok(true));
-    copies.lose(1);
+    assert_eq!(copies.expel(1), Ok(true));
     let mut from = 0;
     while let Some(repair) = copies.begin_repair(from) {
         assert_ne!(repair.to.donor, 0);
@@ -231,8 +229,7 @@ fn a_block_with_one_copy_takes_a_place_that_is_reserved_for_a_move() {
     ];
     let copies = Copies::new(&places, &[2, 2, 3, 3], &[2, 2, 2, 2], &[0, 1, 2, 3]);
     assert_eq!(copies.leave(0), Ok(2));
-    assert_eq!(copies.exclude(1), Ok(true));
-    copies.lose(1);
+    assert_eq!(copies.expel(1), Ok(true));
     assert_eq!(copies.degraded(), 2);
     let mut from = 0;
     while let Some(repair) = copies.begin_repair(from) {
@@ -254,9 +251,39 @@ fn what_was_read_from_a_donor_that_went_out_is_not_used() {
     };
     // The donor that leaves still has the other copy of the block.
     assert_eq!(copies.exclude(begun.from.donor), Ok(true));
-    assert!(!copies.end_move(&begun));
-    let of_other = [(1, begun.from)];
+    let of_other = [(1 - begun.at, begun.from)];
+    assert!(!copies.end_move(&begun, &of_other));
     assert!(!copies.end_repair(&begun, &of_other), "its source is out");
+}
+
+#[test]
+fn a_copy_that_is_found_to_be_wrong_while_it_moves_is_made_again_first() {
+    let place = |donor, slot| Place { donor, slot };
+    let places = [[place(1, 0), place(0, 0)], [place(0, 1), place(2, 0)]];
+    let copies = Copies::new(&places, &[4, 4, 1, 4], &[2, 1, 1, 0], &[0, 1, 2, 3]);
+    assert_eq!(copies.leave(1), Ok(1));
+    let NextMove::Begun(begun) = copies.begin_move() else {
+        panic!("nothing moves");
+    };
+    assert_eq!((begun.from, begun.to.donor), (place(0, 0), 3));
+    // From now on the other block needs donor 0.
+    assert_eq!(copies.expel(2), Ok(true));
+    assert!(
+        copies.spoil(0, 0),
+        "the copy of the donor that leaves is right"
+    );
+    assert_eq!(copies.readable(0), [Some(place(1, 0)), None]);
+    assert!(!copies.end_move(&begun, &[(1, begun.from)]));
+    copies.give_up_move(&begun);
+    // The other one gets a copy as well, so that it goes on with both.
+    let mut repaired = Vec::new();
+    while let Some(repair) = copies.begin_repair(0) {
+        repaired.push((repair.block, repair.from));
+        assert!(copies.end_repair(&repair, &[]));
+    }
+    assert_eq!(repaired, [(0, place(1, 0)), (1, place(0, 1))]);
+    assert_eq!(move_all(&copies), (1, 0));
+    assert_eq!((copies.degraded(), copies.blocks_at(1)), (0, 0));
 }
 
 #[test]
@@ -271,7 +298,7 @@ fn what_cannot_move_any_more_stays_and_the_donor_is_used_on() {
         other => panic!("{other:?}"),
     };
     assert_eq!(copies.exclude(target.to.donor), Ok(true));
-    assert!(!copies.end_move(&target), "its donor is out");
+    assert!(!copies.end_move(&target, &[]), "its donor is out");
     copies.give_up_move(&target);
     let (moved, stayed) = move_with_what_is_left(&copies);
     assert_eq!(moved + stayed, held);
@@ -283,7 +310,7 @@ fn what_cannot_move_any_more_stays_and_the_donor_is_used_on() {
 fn move_with_what_is_left(copies: &Copies) -> (u32, u32) {
     for moved in 0..10 {
         match copies.begin_move() {
-            NextMove::Begun(begun) => assert!(copies.end_move(&begun)),
+            NextMove::Begun(begun) => assert!(copies.end_move(&begun, &[])),
             NextMove::Ended { stayed } => return (moved, stayed),
             NextMove::None => panic!("none leaves"),
         }
@@ -298,9 +325,8 @@ fn a_donor_that_goes_out_while_it_leaves_is_one_that_is_lost() {
     let NextMove::Begun(begun) = copies.begin_move() else {
         panic!("nothing moves");
     };
-    assert!(copies.end_move(&begun));
-    assert_eq!(copies.exclude(0), Ok(true));
-    copies.lose(0);
+    assert!(copies.end_move(&begun, &[]));
+    assert_eq!(copies.expel(0), Ok(true));
     assert_eq!(copies.begin_move(), NextMove::Ended { stayed: held - 1 });
     // The reserved places are free again for its copies.
     let mut from = 0;
@@ -333,13 +359,12 @@ fn places_that_a_failed_drain_has_left_are_used_again_when_no_request_is_outstan
     let NextMove::Begun(moved) = copies.begin_move() else {
         panic!("nothing moves");
     };
-    assert!(copies.end_move(&moved));
+    assert!(copies.end_move(&moved, &[]));
     // The donors to which the rest could move are gone.
     let NextMove::Begun(target) = copies.begin_move() else {
         panic!("nothing moves");
     };
-    assert_eq!(copies.exclude(target.to.donor), Ok(true));
-    copies.lose(target.to.donor);
+    assert_eq!(copies.expel(target.to.donor), Ok(true));
     copies.give_up_move(&target);
     let (_, stayed) = move_with_what_is_left(&copies);
     assert!(stayed > 0 && stayed < held);
@@ -387,7 +412,7 @@ fn each_block_is_counted_once_with_its_first_and_its_other_copy() {
         let NextMove::Begun(begun) = copies.begin_move() else {
             break;
         };
-        assert!(copies.end_move(&begun));
+        assert!(copies.end_move(&begun, &[]));
     }
     assert!(copies.by_donors().keys().all(|donors| !donors.contains(&0)));
 }

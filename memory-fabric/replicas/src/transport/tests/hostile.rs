@@ -1,6 +1,9 @@
 //! Donors of stripes that send other bytes than they were given: no page is installed with them, the
 //! donors are found, and no piece is made of them.
 
+mod copies;
+mod holes;
+
 use super::*;
 use fabric_pages::page::PAGE_SIZE;
 use fake::Forgery;
@@ -48,7 +51,14 @@ struct Vm {
 
 impl Vm {
     fn new(layout: &str, slots: &[u32], blocks: u32) -> Self {
-        let bed = Bed::striped(slots, layout.parse().expect("possible"), blocks);
+        Self::of(Bed::striped(
+            slots,
+            layout.parse().expect("possible"),
+            blocks,
+        ))
+    }
+
+    fn of(bed: Bed) -> Self {
         Self {
             evictor: bed.transport(Role::Evictor),
             reader: bed.transport(Role::Reader),

@@ -1,0 +1,118 @@
+//! Donors that go out of use, alone or for good, and come back.
+
+use super::join::Standing;
+use super::{Copies, Copy, CopyState, LastCopy};
+use std::sync::atomic::Ordering;
+
+impl Copies {
+    /// Stops the use of a donor. From then on nothing is read from it, and write-backs complete
+    /// without it. Returns false if it was out already.
+    ///
+    /// # Errors
+    ///
+    /// [`LastCopy`]: then nothing has changed.
+    pub fn exclude(&self, donor: u8) -> Result<bool, LastCopy> {
+        let _changes = self.lock();
+        self.exclude_one(donor)
+    }
+
+    /// Stops the use of a donor that will not return, so that its copies get other places. Returns
+    /// false if it was out already.
+    ///
+    /// # Errors
+    ///
+    /// [`LastCopy`]: then nothing has changed.
+    pub fn expel(&self, donor: u8) -> Result<bool, LastCopy> {
+        // One critical section: a donor that is readmitted in between would be in use, and lost.
+        let mut ledger = self.lock();
+        let was_used = self.exclude_one(donor)?;
+        let standing = &mut ledger.loans[usize::from(donor)].standing;
+        if *standing != Standing::Absent {
+            *standing = Standing::Lost;
+        }
+        self.note_change();
+        Ok(was_used)
+    }
+
+    /// Stops the use of a donor. The caller holds the lock.
+    fn exclude_one(&self, donor: u8) -> Result<bool, LastCopy> {
+        if self.is_out(donor) {
+            return Ok(false);
+        }
+        if self.is_needed(donor) {
+            return Err(LastCopy);
+        }
+        self.out[usize::from(donor)].store(true, Ordering::Release);
+        self.note_change();
+        Ok(true)
+    }
+
+    /// Returns whether a block needs a copy at a donor: so few others are valid.
+    fn is_needed(&self, donor: u8) -> bool {
+        let is_here = |copy: &Copy| copy.place.donor == donor;
+        (0..self.blocks()).any(|block| {
+            let valid = || self.all(block).filter(|copy| self.is_valid(*copy));
+            valid().any(|copy| is_here(&copy))
+                && valid().filter(|copy| !is_here(copy)).count() < self.needed
+        })
+    }
+
+    /// Stops the use of one copy, which is wrong, at a donor that other blocks need: it is filled
+    /// again from the others. Returns whether reads go to others now, also if they did before: several
+    /// answers of the copy may have been on their way. Returns false, and nothing has changed, if the
+    /// donor can go out as a whole, or this block needs the copy as well. A move that reads this copy
+    /// does not end, and begins again with another one.
+    pub(crate) fn spoil(&self, block: u32, donor: u8) -> bool {
+        let _changes = self.lock();
+        let valid = || self.all(block).enumerate();
+        let valid = || valid().filter(|(_, copy)| self.is_valid(*copy));
+        let here = valid().find(|(_, copy)| copy.place.donor == donor);
+        let Some((at, copy)) = here else {
+            return valid().count() >= self.needed;
+        };
+        if valid().count() <= self.needed {
+            return false;
+        }
+        if !self.is_needed(donor) {
+            return false;
+        }
+        // As of a donor that returns: the copy receives write-backs again when its repair begins,
+        // which reads no page while a write-back of it is outstanding.
+        let state = CopyState::Stale;
+        self.set(block, at, Copy { state, ..copy });
+        self.note_change();
+        true
+    }
+
+    /// Returns whether a donor will not return.
+    #[must_use]
+    pub fn is_lost(&self, donor: u8) -> bool {
+        matches!(
+            self.lock().standing(donor),
+            Standing::Lost | Standing::Absent
+        )
+    }
+
+    /// Uses a donor again that was out: all its copies are stale, until they are filled. The caller
+    /// repairs, and has no request to this donor outstanding. Returns false if it is lost, or is
+    /// not out.
+    pub fn readmit(&self, donor: u8) -> bool {
+        let mut ledger = self.lock();
+        if !ledger.standing(donor).may_be_used() || !self.is_out(donor) {
+            return false;
+        }
+        ledger.loans[usize::from(donor)].standing.use_again();
+        for block in 0..self.blocks() {
+            for (at, copy) in self.all(block).enumerate() {
+                if copy.place.donor == donor {
+                    let state = CopyState::Stale;
+                    self.set(block, at, Copy { state, ..copy });
+                }
+            }
+        }
+        // Release: a thread that finds the donor in use finds its copies stale.
+        self.out[usize::from(donor)].store(false, Ordering::Release);
+        self.note_change();
+        true
+    }
+}
