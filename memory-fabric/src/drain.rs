@@ -1,8 +1,9 @@
-//! The progress of a drain: a donor whose memory moves to others.
+//! The progress of moves of memory: off a donor that is drained, or to donors that have less than
+//! their share.
 
-use crate::homes::{BLOCK_BYTES, NodeId};
+use crate::homes::NodeId;
 use crate::pager::relocate::MoveProgress;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 /// State of a drain.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -51,6 +52,8 @@ impl DrainSummary {
 pub(crate) struct Drain {
     pub node: NodeId,
     pub blocks: u32,
+    /// Bytes of each of them there.
+    pub block_bytes: u64,
     pub progress: Arc<MoveProgress>,
     pub state: DrainState,
 }
@@ -63,9 +66,74 @@ impl Drain {
     pub fn summary(&self) -> DrainSummary {
         DrainSummary {
             node: self.node,
-            bytes: u64::from(self.blocks) * BLOCK_BYTES,
-            moved_bytes: u64::from(self.progress.moved()) * BLOCK_BYTES,
+            bytes: u64::from(self.blocks) * self.block_bytes,
+            moved_bytes: u64::from(self.progress.moved()) * self.block_bytes,
             state: self.state.clone(),
         }
     }
+}
+
+/// State of a rebalancing.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum RebalanceState {
+    /// Copies move.
+    Moving,
+    /// All have moved.
+    Done,
+    /// It was stopped; the rest stays where it was.
+    Stopped,
+    /// Some could not move.
+    Failed(String),
+}
+
+/// The last rebalancing of a VM.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RebalanceSummary {
+    /// Bytes at donors that were to move.
+    pub bytes: u64,
+    /// Bytes that have moved.
+    pub moved_bytes: u64,
+    /// State.
+    pub state: RebalanceState,
+}
+
+impl RebalanceSummary {
+    /// Returns whether it has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.state != RebalanceState::Moving
+    }
+}
+
+/// A rebalancing, as the state has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Rebalance {
+    pub copies: u32,
+    /// Bytes of a copy of a block, or of a piece of it.
+    pub copy_bytes: u64,
+    pub progress: Arc<MoveProgress>,
+    pub state: RebalanceState,
+    /// Whether it was asked to end.
+    pub is_stopped: bool,
+}
+
+impl Rebalance {
+    pub fn is_over(&self) -> bool {
+        self.state != RebalanceState::Moving
+    }
+
+    pub fn summary(&self) -> RebalanceSummary {
+        RebalanceSummary {
+            bytes: u64::from(self.copies) * self.copy_bytes,
+            moved_bytes: u64::from(self.progress.moved()) * self.copy_bytes,
+            state: self.state.clone(),
+        }
+    }
+}
+
+/// The last moves of each kind, if any.
+#[derive(Debug, Default)]
+pub(crate) struct LastMoves {
+    pub drain: RwLock<Option<Drain>>,
+    pub rebalance: RwLock<Option<Rebalance>>,
 }

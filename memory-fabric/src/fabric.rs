@@ -15,7 +15,7 @@ mod sources;
 mod threads;
 
 use crate::discard::Discarder;
-pub use crate::drain::{DrainState, DrainSummary};
+pub use crate::drain::{DrainState, DrainSummary, RebalanceState, RebalanceSummary};
 use crate::guest_memory::GuestMemory;
 pub use crate::homes::LocalUse;
 use crate::homes::{HomeTable, Loan, LocalNode, NodeId, Plan};
@@ -224,7 +224,7 @@ impl Fabric {
             },
             lent_by: Arc::new(RwLock::new(lent_by.collect())),
             requested_blocks: Arc::default(),
-            drain: Arc::default(),
+            moves: Arc::default(),
         };
         let is_paged = config.hotplug.is_some() || !matches!(sources, Sources::None);
         let engine = is_paged

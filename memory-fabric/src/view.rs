@@ -5,7 +5,7 @@
 mod placement;
 
 use crate::discard::{DiscardMailbox, Discarder};
-use crate::drain::{Drain, DrainSummary};
+use crate::drain::{Drain, DrainSummary, LastMoves, Rebalance, RebalanceSummary};
 use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
 use crate::homes::{BLOCK_BYTES, NodeId, Plan};
@@ -106,9 +106,6 @@ pub struct AddedSummary {
 /// their counters.
 pub(crate) type Lenders = Arc<RwLock<Vec<LentBy>>>;
 
-/// The last drain of a donor, if any.
-pub(crate) type LastDrain = Arc<RwLock<Option<Drain>>>;
-
 /// A lender.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LentBy {
@@ -146,7 +143,7 @@ pub(crate) struct VmMemory {
     pub lent_by: Lenders,
     /// Number of requested blocks of added memory.
     pub requested_blocks: Arc<AtomicU32>,
-    pub drain: LastDrain,
+    pub moves: Arc<LastMoves>,
 }
 
 impl VmMemory {
@@ -290,9 +287,18 @@ impl FabricView {
     #[must_use]
     pub fn drain(&self) -> Option<DrainSummary> {
         // Written only when a drain begins or ends.
-        let drain = self.vm.drain.read();
+        let drain = self.vm.moves.drain.read();
         let drain = drain.unwrap_or_else(PoisonError::into_inner);
         drain.as_ref().map(Drain::summary)
+    }
+
+    /// Returns the progress of the last rebalancing, if any.
+    #[must_use]
+    pub fn rebalance(&self) -> Option<RebalanceSummary> {
+        // As that of a drain.
+        let rebalance = self.vm.moves.rebalance.read();
+        let rebalance = rebalance.unwrap_or_else(PoisonError::into_inner);
+        rebalance.as_ref().map(Rebalance::summary)
     }
 
     /// Returns the pages that were lost with donors.

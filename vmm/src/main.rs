@@ -12,8 +12,8 @@ use ssi_hv::{compute, instance, logging, open_files, progress, stderr};
 
 use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
-    Failure, bench, control, doctor, drain, evict, man, moving, node, pki, plug, print, report,
-    status, top, up,
+    Failure, bench, control, doctor, drain, evict, man, moving, node, pki, plug, print, rebalance,
+    report, status, top, up,
 };
 
 fn main() -> process::ExitCode {
@@ -73,7 +73,12 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     }
     progress::allow(invocation.verbosity);
     logging::init(verbosity);
-    if bench || matches!(invocation.action, Action::Hotplug(_) | Action::Drain(_)) {
+    if bench
+        || matches!(
+            invocation.action,
+            Action::Hotplug(_) | Action::Drain(_) | Action::Rebalance(_)
+        )
+    {
         // The other commands handle signals themselves.
         progress::clear_on_signals();
     }
@@ -94,6 +99,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Move(config) => moving::move_vcpu(&config),
         Action::Hotplug(config) => plug::hotplug(&config),
         Action::Drain(config) => drain::drain(&config),
+        Action::Rebalance(config) => rebalance::rebalance(&config),
         Action::BenchMemory(config) => bench::memory(&config),
         Action::BenchCoherence(config) => bench::coherence(&config),
         Action::BenchCoherenceNode => bench::coherence_node(),

@@ -32,6 +32,7 @@
 mod holes;
 mod join;
 mod leave;
+mod rebalance;
 mod room;
 mod usage;
 mod vacated;
@@ -85,7 +86,7 @@ impl Loan {
 #[derive(Debug)]
 struct Ledger {
     loans: Vec<Loan>,
-    /// The donor that leaves.
+    /// What moves.
     leaving: Option<Leaving>,
     /// Places that copies have left, and that are not used yet.
     kept: Kept,
@@ -100,7 +101,7 @@ impl Ledger {
     /// drain is given up.
     fn is_leaving(&self, donor: u8) -> bool {
         let leaving = self.leaving.as_ref();
-        leaving.is_some_and(|leaving| leaving.donor == donor)
+        leaving.is_some_and(|leaving| leaving.donor == Some(donor))
             || self.standing(donor) == Standing::Emptied
     }
 }

@@ -161,10 +161,12 @@ impl Repairs {
         self.due
     }
 
-    /// Returns the place to which a copy of a block moves: a third one that is written.
-    pub fn third_place(&self, block: u32) -> Option<Place> {
+    /// Returns which copy of a block moves, and the place to which it does: a third one that is
+    /// written.
+    pub fn third_place(&self, block: u32) -> Option<(usize, Place)> {
         let current = self.current.as_ref()?;
-        (current.is_move && current.repair.block == block).then_some(current.repair.to)
+        let Repair { at, to, .. } = current.repair;
+        (current.is_move && current.repair.block == block).then_some((at, to))
     }
 
     /// Notes that a page is written back to all copies.

@@ -297,6 +297,28 @@ impl ReplicaSet {
         Ok(blocks)
     }
 
+    /// Begins to move copies to donors that have less than their share. Returns their number. The
+    /// observer receives what happens until the end.
+    ///
+    /// # Errors
+    ///
+    /// While copies move. Nothing has changed then, and the observer is dropped.
+    pub fn rebalance(&self, observer: LeaveObserver) -> Result<u32, LeaveError> {
+        let mut current = lock(&self.leave_observer);
+        let copies = self.copies.rebalance()?;
+        *current = Some(observer);
+        drop(current);
+        self.wake();
+        Ok(copies)
+    }
+
+    /// Ends that after the copy that is moving now. Returns false when there is nothing to end.
+    pub fn stop_rebalancing(&self) -> bool {
+        let is_ending = self.copies.stop_rebalancing();
+        self.wake();
+        is_ending
+    }
+
     /// Ends the use of a donor that holds no copy, and waits until all threads have closed their
     /// connections to it, so that no answer of it is used. Returns false if it holds one, or after
     /// the deadline.

@@ -217,7 +217,7 @@ impl Engine {
             leases: leases.clone(),
             boot_events,
             replicas: vm.replicas.clone(),
-            drain: Arc::clone(&vm.drain),
+            moves: Arc::clone(&vm.moves),
             shared,
         };
         let hotplug = ClosedOnDrop(Hotplug::new(parts, config, observer));

@@ -14,13 +14,14 @@ use super::leases::Leases;
 use super::sealing::Sealer;
 use super::{DonorAddress, FabricConfig, FabricError, FabricObserver};
 use crate::discard::{DISCARD_TIME_MAX, DiscardError, Discarder};
+use crate::drain::LastMoves;
 use crate::homes::pools::Pools;
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
 use crate::link::Link;
 use crate::link::rdma::RdmaLink;
 use crate::page::{PageIndex, PageRange};
 use crate::pager::Shared;
-use crate::view::{LastDrain, Lenders};
+use crate::view::Lenders;
 use crate::wire::TrafficClass;
 pub(in crate::fabric) use boot_events::BootEvents;
 use crossbeam_channel::Sender;
@@ -97,7 +98,7 @@ pub(super) struct Inner {
     boot_events: BootEvents,
     /// `None` without replicas.
     replicas: Option<Arc<ReplicaSet>>,
-    drain: LastDrain,
+    moves: Arc<LastMoves>,
     /// For each link, the first slot of the loan that was never a home.
     next_slots: Mutex<HashMap<usize, u32>>,
     state: Mutex<State>,
@@ -148,7 +149,7 @@ pub(super) struct Parts {
     pub leases: Leases,
     pub boot_events: BootEvents,
     pub replicas: Option<Arc<ReplicaSet>>,
-    pub drain: LastDrain,
+    pub moves: Arc<LastMoves>,
 }
 
 impl Hotplug {
@@ -165,7 +166,7 @@ impl Hotplug {
             leases,
             boot_events,
             replicas,
-            drain,
+            moves,
         } = parts;
         let none = PageRange::new(PageIndex::new(0), 0);
         let pages = shared.homes.added().unwrap_or(none);
@@ -196,7 +197,7 @@ impl Hotplug {
             leases,
             boot_events,
             replicas,
-            drain,
+            moves,
             next_slots: Mutex::default(),
             state: Mutex::new(state),
         });

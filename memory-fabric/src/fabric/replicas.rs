@@ -64,6 +64,11 @@ fn piece_bytes(layout: Layout) -> u64 {
     BLOCK_BYTES / layout.data() as u64
 }
 
+/// Returns the bytes of a copy of a block, or of a piece of one.
+pub(in crate::fabric) fn copy_bytes(set: &ReplicaSet) -> u64 {
+    set.copies().layout().map_or(BLOCK_BYTES, piece_bytes)
+}
+
 /// Returns how many blocks or pieces so many bytes are, as far as they can be used.
 fn blocks_of(bytes: u64, block_bytes: u64) -> u32 {
     u32::try_from(bytes / block_bytes).map_or(SLOTS_MAX, |blocks| blocks.min(SLOTS_MAX))

@@ -126,7 +126,7 @@ impl Fabric {
             local_bytes: config.local_bytes.min(guest_bytes),
             lent_by: Arc::new(RwLock::new(lent_by.collect())),
             requested_blocks: Arc::default(),
-            drain: Arc::default(),
+            moves: Arc::default(),
         };
         let donors = SharedDonors::connect(config, &vm, sources, &lent_bytes, observer)?;
         Ok(Self {

@@ -27,6 +27,7 @@ mod prefetch;
 mod pressure;
 mod race;
 mod race_ahead;
+mod rebalance;
 mod replicas;
 mod sealed;
 mod sealed_stripes;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const LOCAL: u64 = 16 * MIB;
 
-fn striped(layout: &str, donors: &[SocketAddr]) -> FabricConfig {
+pub(super) fn striped(layout: &str, donors: &[SocketAddr]) -> FabricConfig {
     let mut config = config(GUEST, LOCAL, donors);
     config.redundancy = Redundancy::Stripes(layout.parse().expect("possible"));
     config.checksum = true;

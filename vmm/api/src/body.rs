@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::DrainUsed;
+use crate::report::{DrainUsed, RebalanceUsed};
 use crate::status::VmState;
 
 /// Why a request is refused, for programs.
@@ -226,6 +226,32 @@ pub struct DrainBody {
     /// The number of changes to any of these fields except `moved_bytes`; the parameter `seen`
     /// takes it.
     pub changes: u64,
+}
+
+/// What is to happen to the memory at donors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RebalanceTarget {
+    /// The donors, `HOST:PORT[,memory=SIZE][,name=NAME][,zone=ZONE][,fingerprint=HEX]`, that join
+    /// before memory moves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub add: Vec<String>,
+    /// Whether a rebalancing ends instead, after the part that is moving.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+/// Memory that moves to donors with less than their share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct RebalanceBody {
+    /// Whether donors are being asked for memory.
+    pub preparing: bool,
+    /// Why the last request was refused after that; `null` when it was not.
+    pub error: Option<String>,
+    /// The last rebalancing; `null` when there was none.
+    pub rebalance: Option<RebalanceUsed>,
 }
 
 /// The requested memory of a guest beyond that of its start.

@@ -3,8 +3,9 @@
 use crate::report::{
     Boot, Coherence, DrainState, DrainUsed, FaultKind, Faults, Guest, HotPage, HotPageNode,
     LostUsed, MemoryUsed, Node, NodeClock, NodeState, PathUsed, Peer, PeerTransport, Percentiles,
-    PolicyKind, PolicyUsed, Prefetch, RateLimited, ReplicasUsed, Role, SealingUsed, Stages,
-    StayReason, Traffic, TrafficClass, Transfers, TransportUsed, VcpuStays,
+    PolicyKind, PolicyUsed, Prefetch, RateLimited, RebalanceState, RebalanceUsed, ReplicasUsed,
+    Role, SealingUsed, Stages, StayReason, Traffic, TrafficClass, Transfers, TransportUsed,
+    VcpuStays,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -205,6 +206,7 @@ pub fn status() -> VmStatus {
             }),
             // Nor is such memory drained.
             drain: None,
+            rebalance: None,
             lost: Some(LostUsed {
                 nodes: vec![2],
                 pages: 32,
@@ -260,6 +262,17 @@ pub fn drain() -> DrainUsed {
         state: DrainState::Moving,
         bytes: 96 << 20,
         moved_bytes: 24 << 20,
+        error: None,
+    }
+}
+
+/// A rebalancing, of which a quarter is done.
+#[must_use]
+pub fn rebalance() -> RebalanceUsed {
+    RebalanceUsed {
+        state: RebalanceState::Moving,
+        bytes: 64 << 20,
+        moved_bytes: 16 << 20,
         error: None,
     }
 }

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::body::{
     BalloonBody, BalloonTarget, DrainBody, DrainTarget, ErrorBody, EvictBody, EvictTarget,
-    HotplugBody, HotplugTarget, MoveBody, MoveTarget, ReloadBody, StateBody,
+    HotplugBody, HotplugTarget, MoveBody, MoveTarget, RebalanceBody, RebalanceTarget, ReloadBody,
+    StateBody,
 };
 use crate::exit::ExitCode;
 use crate::report::{self, RUNNING, Report};
@@ -88,6 +89,8 @@ fn the_small_bodies_of_the_interface_are_those_of_the_types() {
         "DrainTarget": schema_of::<DrainTarget>(true),
         "Evict": schema_of::<EvictBody>(true),
         "EvictTarget": schema_of::<EvictTarget>(true),
+        "Rebalance": schema_of::<RebalanceBody>(true),
+        "RebalanceTarget": schema_of::<RebalanceTarget>(true),
         "Reload": schema_of::<ReloadBody>(true),
         "Hotplug": schema_of::<HotplugBody>(true),
         "HotplugTarget": schema_of::<HotplugTarget>(true),

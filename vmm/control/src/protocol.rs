@@ -4,7 +4,8 @@ use std::time::Duration;
 
 pub use ssi_hv_api::body::{
     BalloonBody, BalloonTarget, DrainBody, DrainTarget, ErrorBody, EvictBody, EvictTarget,
-    HotplugBody, HotplugTarget, MoveBody, MoveTarget, Refusal, RefusalCode, ReloadBody, StateBody,
+    HotplugBody, HotplugTarget, MoveBody, MoveTarget, RebalanceBody, RebalanceTarget, Refusal,
+    RefusalCode, ReloadBody, StateBody,
 };
 
 /// Prefix of all paths: the version of the interface.

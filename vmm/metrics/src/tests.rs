@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::families::BUCKETS_SECONDS;
 use super::*;
-use ssi_hv_api::fixtures::{drain, node_status, status, status_of_nodes};
+use ssi_hv_api::fixtures::{drain, node_status, rebalance, status, status_of_nodes};
 use ssi_hv_api::report::RdmaUsed;
 use ssi_hv_api::status::{NodeStatus, VmStatus};
 
@@ -18,6 +18,7 @@ const ALERTS: &str = include_str!("../../../docs/alerts.yml");
 fn full_vm() -> VmStatus {
     let mut status = status();
     status.memory.drain = Some(drain());
+    status.memory.rebalance = Some(rebalance());
     for now in &mut status.nodes[1..] {
         now.node.rdma = Some(RdmaUsed {
             pages_read: 5,
@@ -217,6 +218,8 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_wrong_pieces_total", 3.0),
         ("ssi_hv_drain_bytes{node=\"1\"}", 100_663_296.0),
         ("ssi_hv_drain_moved_bytes{node=\"1\"}", 25_165_824.0),
+        ("ssi_hv_rebalance_bytes", 67_108_864.0),
+        ("ssi_hv_rebalance_moved_bytes", 16_777_216.0),
         ("ssi_hv_evictions_total", 99.0),
         ("ssi_hv_evictions_clean_total", 41.0),
         ("ssi_hv_evictions_zero_total", 17.0),

@@ -3,7 +3,9 @@
 use super::families::{Families, Labels, flag, float};
 use super::replicas;
 use super::shared::{self, NodeTimes};
-use ssi_hv_api::report::{Distribution, DrainUsed, PathUsed, RateLimited, Role, TrafficClass};
+use ssi_hv_api::report::{
+    Distribution, DrainUsed, PathUsed, RateLimited, RebalanceUsed, Role, TrafficClass,
+};
 use ssi_hv_api::status::{LinkNow, NodeNow, VmState, VmStatus};
 
 /// Durations of one kind of fault, or of one of its stages.
@@ -163,6 +165,7 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
     }
     replicas::add(all, memory.replicas.as_ref());
     add_drain(all, memory.drain.as_ref());
+    add_rebalance(all, memory.rebalance.as_ref());
     if let Some(lost) = &memory.lost {
         for (name, help, count) in [
             (
@@ -284,6 +287,20 @@ fn add_drain(all: &mut Families, drain: Option<&DrainUsed>) {
         let labels = vec![("node", drain.node.to_string())];
         all.gauges(name, help, [(labels, float(bytes))]);
     }
+}
+
+fn add_rebalance(all: &mut Families, rebalance: Option<&RebalanceUsed>) {
+    let Some(rebalance) = rebalance else { return };
+    all.gauge(
+        "ssi_hv_rebalance_bytes",
+        "Memory at donors that was to move when it was rebalanced last.",
+        float(rebalance.bytes),
+    );
+    all.gauge(
+        "ssi_hv_rebalance_moved_bytes",
+        "How much of it has moved.",
+        float(rebalance.moved_bytes),
+    );
 }
 
 fn add_faults(all: &mut Families, times: &[FaultTimes]) {

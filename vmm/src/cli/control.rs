@@ -100,6 +100,32 @@ pub struct DrainConfig {
     pub wait: u32,
 }
 
+/// The flags of `ssi-hv rebalance`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct RebalanceConfig {
+    /// The VM, by its name or process id
+    #[arg(value_name = "VM")]
+    pub vm: String,
+
+    /// A donor that joins first, HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]; may be
+    /// repeated. Without memory=, it is asked for as much as the largest donor lends
+    #[arg(long, value_name = "DONOR", conflicts_with = "stop")]
+    pub add: Vec<Donor>,
+
+    /// End it after the part that is moving; the same command without this goes on
+    #[arg(long)]
+    pub stop: bool,
+
+    /// Wait this long until it has ended
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=WAIT_SECONDS_MAX)
+    )]
+    pub wait: u32,
+}
+
 /// A request to a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlCommand {

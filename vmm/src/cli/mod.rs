@@ -87,6 +87,8 @@ enum Command {
     Hotplug(control::HotplugConfig),
     /// Move the memory of a donor to others while the guest runs, so that the donor can leave
     Drain(control::DrainConfig),
+    /// Move memory to donors with less than their share, such as new ones, while the guest runs
+    Rebalance(control::RebalanceConfig),
     /// Check whether this host is ready, and how to fix what is not
     Doctor(DoctorConfig),
     /// Measure what remote memory costs
@@ -144,6 +146,8 @@ pub enum Action {
     Hotplug(control::HotplugConfig),
     /// Drain a donor.
     Drain(control::DrainConfig),
+    /// Rebalance the memory at donors.
+    Rebalance(control::RebalanceConfig),
     /// Look at this host.
     Doctor(DoctorConfig),
     /// Measure faults. The configuration is not validated yet.
@@ -300,6 +304,7 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
         Command::Move(config) => Action::Move(config),
         Command::Hotplug(config) => Action::Hotplug(config),
         Command::Drain(config) => Action::Drain(config),
+        Command::Rebalance(config) => Action::Rebalance(config),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),

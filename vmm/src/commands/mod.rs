@@ -10,6 +10,7 @@ pub mod moving;
 pub mod node;
 pub mod pki;
 pub mod plug;
+pub mod rebalance;
 pub mod report;
 pub mod status;
 pub mod top;

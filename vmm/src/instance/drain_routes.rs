@@ -13,7 +13,7 @@ use crate::control_socket::protocol::{DrainTarget, Refusal, RefusalCode};
 use crate::control_socket::route::{Answer, answer};
 
 /// Limit of named donors: as many as can join.
-const TO_MAX: usize = memory_fabric::JOINERS_MAX;
+pub const TO_MAX: usize = memory_fabric::JOINERS_MAX;
 
 /// Returns the last drain.
 pub fn look(instance: &Instance) -> Answer {
@@ -28,7 +28,7 @@ pub fn next_change(instance: &Arc<Instance>, query: &str) -> Result<NextChange, 
     Ok(drains_of(instance, &booted)?.changes().after(seen))
 }
 
-fn drains_of<'a>(instance: &Instance, booted: &'a BootedVm) -> Result<&'a VmDrains, Refusal> {
+pub fn drains_of<'a>(instance: &Instance, booted: &'a BootedVm) -> Result<&'a VmDrains, Refusal> {
     let state = |text| Refusal::new(RefusalCode::State, text);
     // The slab of the loopback transport is not a donor.
     let is_loopback = instance.config.transport == TransportKind::Loopback;

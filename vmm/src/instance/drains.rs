@@ -20,7 +20,7 @@ use crate::report::{self, DrainUsed};
 
 /// How long a request waits until the memory of a donor begins to move; the preparation continues
 /// after that.
-const PREPARE_TIME_MAX: Duration = Duration::from_secs(8);
+pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(8);
 
 /// Drains the donors of a boot. Clones share it.
 #[derive(Clone, Debug)]
@@ -33,17 +33,21 @@ pub struct VmDrains {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// The donor for whose memory room is being obtained.
-    preparing: Option<NodeId>,
+    pub preparing: Option<NodeId>,
     /// Why that failed the last time.
     error: Option<String>,
+    /// Whether donors are asked for memory before it is rebalanced.
+    pub is_adding: bool,
+    /// Why that failed the last time.
+    pub rebalance_error: Option<String>,
     /// Whether the guest has ended.
     ended: bool,
     /// Disconnected at the end, for the thread that looks for failing donors.
     watch: Option<Sender<()>>,
     /// The donors of the configuration, and those that were named as targets.
-    named: Vec<DonorAddress>,
+    pub named: Vec<DonorAddress>,
 }
 
 /// What came of an attempt to drain a donor that fails.
@@ -94,7 +98,7 @@ impl VmDrains {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,6 +147,9 @@ impl VmDrains {
             let moving = self.view.drain().filter(|drain| !drain.is_over());
             if let Some(drain) = moving {
                 return Err(refusal(&DrainError::Draining(drain.node)));
+            }
+            if state.is_adding {
+                return Err(refusal(&DrainError::Rebalancing));
             }
             if let Some(other) = state.preparing {
                 let text = format!("{other} is about to be drained; wait until it has left");
@@ -210,15 +217,22 @@ impl VmDrains {
         ended
     }
 
+    /// Returns what drains the donors.
+    pub(super) fn fabric(&self) -> &Drains {
+        &self.drains
+    }
+
     /// Returns the memory of the VM.
     pub fn view(&self) -> &FabricView {
         &self.view
     }
 
     /// Returns the donors for another boot of the guest, if those of its configuration have been
-    /// drained: each that has memory of the guest is asked for at least as much.
+    /// drained, or others have joined: each that has memory of the guest is asked for at least as much.
     pub fn donors_for_restart(&self) -> Option<Vec<DonorAddress>> {
-        self.view.drain()?;
+        if self.view.drain().is_none() && self.view.rebalance().is_none() {
+            return None;
+        }
         let (named, lenders) = (&self.lock().named, self.lenders());
         Some(match self.view.replicas() {
             Some(_) => connected(named, &lenders),
@@ -233,6 +247,7 @@ fn attempt_of(begun: Result<(), DrainError>) -> Attempt {
         Ok(()) => Attempt::Begun,
         Err(
             DrainError::Draining(_)
+            | DrainError::Rebalancing
             | DrainError::Out(_)
             | DrainError::Change(HotplugError::Joining | HotplugError::Ended),
         ) => Attempt::Later,
@@ -255,7 +270,10 @@ fn lenders(view: &FabricView) -> Vec<Lender> {
 }
 
 /// Returns those that did not lend before.
-fn newcomers(to: Vec<DonorAddress>, before: &[Lender]) -> impl Iterator<Item = DonorAddress> {
+pub(super) fn newcomers(
+    to: Vec<DonorAddress>,
+    before: &[Lender],
+) -> impl Iterator<Item = DonorAddress> {
     let mut new = to;
     new.retain(|donor| {
         before
@@ -322,16 +340,18 @@ pub fn used(drain: &DrainSummary) -> DrainUsed {
 }
 
 /// Returns the refusal for an error.
-fn refusal(error: &DrainError) -> Refusal {
+pub(super) fn refusal(error: &DrainError) -> Refusal {
     let code = match error {
         DrainError::NoDonor(_) => RefusalCode::Malformed,
-        DrainError::Draining(_) => RefusalCode::Busy,
-        DrainError::TooLittle { .. } | DrainError::NoRoomForCopies { .. } => RefusalCode::Donor,
+        DrainError::Draining(_) | DrainError::Rebalancing => RefusalCode::Busy,
+        DrainError::TooLittle { .. }
+        | DrainError::NoRoomForCopies { .. }
+        | DrainError::NothingLent(_) => RefusalCode::Donor,
         DrainError::Change(error) => return hotplug::refusal(error),
         DrainError::Empty(_)
         | DrainError::Added { .. }
         | DrainError::Exposed
-        | DrainError::Striped(_)
+        | DrainError::OneCopy
         | DrainError::NotSealed(_)
         | DrainError::Out(_) => RefusalCode::State,
     };
@@ -419,7 +439,7 @@ mod tests {
         assert_eq!(code(no_room), RefusalCode::Donor);
         for state in [
             DrainError::Exposed,
-            DrainError::Striped(NodeId(1)),
+            DrainError::OneCopy,
             DrainError::NotSealed(([10, 0, 0, 1], 7000).into()),
             DrainError::Out(NodeId(1)),
         ] {

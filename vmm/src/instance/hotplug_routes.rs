@@ -85,6 +85,12 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         let text = "a donor that joins is asked for what is missing; omit memory=";
         return Err(malformed(text.to_owned()));
     }
+    joining_donor(config, &donor)
+}
+
+/// The same for one that may be named with what it lends.
+pub fn joining_donor(config: &RunConfig, donor: &Donor) -> Result<(DonorAddress, String), Refusal> {
+    let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
     if let Some(zone) = donor
         .zone
         .as_ref()
@@ -95,9 +101,9 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
             "donor {address} has zone={zone}, which only two copies use; omit zone="
         )));
     }
-    check_still_possible(config, &donor)?;
+    check_still_possible(config, donor)?;
     let resolved = resolved_donor(
-        &donor,
+        donor,
         config.transport,
         Protection::of(config.credentials.is_some(), config.insecure),
     );
@@ -107,7 +113,7 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         name: resolved.identity,
         fingerprint: resolved.fingerprint,
         zone: resolved.zone.map(|zone| zone.to_string()),
-        bytes: None,
+        bytes: donor.memory.map(ByteSize::bytes),
     };
     Ok((address, donor.address.to_string()))
 }

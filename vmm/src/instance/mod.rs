@@ -20,6 +20,8 @@ mod nodes;
 mod numa;
 mod observe;
 mod placement;
+mod rebalance;
+mod rebalance_routes;
 #[cfg(test)]
 mod routes_tests;
 mod run;

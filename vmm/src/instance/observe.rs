@@ -11,6 +11,7 @@ use memory_fabric::view::FabricView;
 
 use super::drains::used;
 use super::links::path_used;
+use super::rebalance::rebalanced;
 use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
 use crate::compute::AtDonors;
@@ -178,6 +179,7 @@ pub fn memory(view: &FabricView, count_huge: bool, machine_checks: u64) -> Memor
             out: replicas.out.iter().map(|node| node.0.into()).collect(),
         }),
         drain: view.drain().map(|drain| used(&drain)),
+        rebalance: view.rebalance().map(|last| rebalanced(&last)),
         lost: lost(view, machine_checks),
         sealing: sealing(&view.nodes(), view),
     }

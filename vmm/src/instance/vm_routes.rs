@@ -6,7 +6,10 @@ use devices::virtio::Balloon;
 
 use super::supervisor::OperationError;
 use super::vm::{BootedVm, Instance, starting};
-use super::{drain_routes, hotplug_routes, metrics, move_routes, observe, placement, transports};
+use super::{
+    drain_routes, hotplug_routes, metrics, move_routes, observe, placement, rebalance_routes,
+    transports,
+};
 use crate::config::GUEST_MEMORY_MIN;
 use crate::control_socket::protocol::{
     BalloonBody, BalloonTarget, PAUSE_TIME_MAX, Refusal, RefusalCode, StateBody,
@@ -113,6 +116,25 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
                 RefusalCode::Donor,
             ],
             drain_routes::begin,
+        )
+    },
+    Route {
+        refuses: &[RefusalCode::State, RefusalCode::Starting],
+        ..look("/v1/rebalance", |instance, _| {
+            rebalance_routes::look(instance)
+        })
+    },
+    Route {
+        takes_body: true,
+        status: 202,
+        ..change(
+            "/v1/rebalance",
+            &[
+                RefusalCode::State,
+                RefusalCode::Starting,
+                RefusalCode::Donor,
+            ],
+            rebalance_routes::change,
         )
     },
 ];

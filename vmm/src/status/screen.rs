@@ -9,7 +9,9 @@ use std::fmt::Write;
 
 use super::{NodeNow, NodeStatus, VmState, VmStatus};
 use crate::config::cpu_list::CpuList;
-use crate::report::{DrainUsed, FaultKind, Percentiles, ReplicasUsed, Role, Traffic, TrafficClass};
+use crate::report::{
+    DrainUsed, FaultKind, Percentiles, RebalanceUsed, ReplicasUsed, Role, Traffic, TrafficClass,
+};
 use crate::size::ByteSize;
 
 /// Formats a VM on one screen.
@@ -89,6 +91,9 @@ pub fn vm(status: &VmStatus) -> String {
     }
     if let Some(drain) = &memory.drain {
         line(drained(drain));
+    }
+    if let Some(rebalance) = &memory.rebalance {
+        line(rebalanced(rebalance));
     }
     if let Some(sealing) = &memory.sealing {
         line(format!(
@@ -183,6 +188,18 @@ fn copies(replicas: &ReplicasUsed) -> String {
         size(replicas.bytes),
         size(replicas.repaired_bytes),
         replicas.out.len(),
+    )
+}
+
+/// Describes the last rebalancing.
+fn rebalanced(rebalance: &RebalanceUsed) -> String {
+    let error = rebalance.error.as_ref();
+    format!(
+        "rebalance  {}, {} of {} have moved{}",
+        rebalance.state.word(),
+        size(rebalance.moved_bytes),
+        size(rebalance.bytes),
+        error.map_or(String::new(), |error| format!("; {error}"))
     )
 }
 

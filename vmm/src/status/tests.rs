@@ -1,6 +1,6 @@
 //! Tests of the displayed status.
 
-use ssi_hv_api::fixtures::{block, drain, node_status, status, status_of_nodes};
+use ssi_hv_api::fixtures::{block, drain, node_status, rebalance, status, status_of_nodes};
 
 use super::heat::ExtentStatus;
 use super::*;
@@ -66,6 +66,15 @@ fn a_drain_has_a_line_with_its_progress_and_why_it_failed() {
     drain.error = Some("a donor was lost".into());
     let text = screen::vm(&now);
     let line = "drain      node 1: failed, 24 MiB of 96 MiB have moved; a donor was lost\n";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
+fn a_rebalancing_has_a_line_with_its_progress() {
+    let mut now = status();
+    now.memory.rebalance = Some(rebalance());
+    let text = screen::vm(&now);
+    let line = "rebalance  moving, 16 MiB of 64 MiB have moved\n";
     assert!(text.contains(line), "{text}");
 }
 

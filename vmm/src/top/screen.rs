@@ -9,7 +9,7 @@ use ratatui::widgets::{Paragraph, Sparkline, Wrap};
 use super::format::{count, number, pages_a_second, percent, size, time};
 use super::rates::{NodeRates, Rates};
 use super::{COLUMNS_MIN, ROWS_MIN, View, heat};
-use crate::report::{DrainState, FaultKind, Percentiles};
+use crate::report::{DrainState, FaultKind, Percentiles, RebalanceState};
 use crate::status::screen::duration;
 use crate::status::{NodeNow, VmState, VmStatus};
 
@@ -266,6 +266,12 @@ impl View {
             let left = size(drain.bytes.saturating_sub(drain.moved_bytes));
             format!("; {left} leave node {}", drain.node)
         });
+        let moves = memory.rebalance.as_ref();
+        let moves = moves.filter(|moves| moves.state == RebalanceState::Moving);
+        let moves = moves.map_or(String::new(), |moves| {
+            let left = size(moves.bytes.saturating_sub(moves.moved_bytes));
+            format!("; {left} to move")
+        });
         vec![
             Line::from(format!(
                 "memory     cache {} of {}; {} at home here; {} resident",
@@ -281,7 +287,7 @@ impl View {
                 rate(|r| r.stalled),
             )),
             Line::from(format!(
-                "ahead      {}/s pages fetched{used}{copies}{drain}",
+                "ahead      {}/s pages fetched{used}{copies}{drain}{moves}",
                 rate(|r| r.ahead)
             )),
             self.error_line(status, columns),

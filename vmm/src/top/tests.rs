@@ -6,7 +6,7 @@ use ratatui::backend::TestBackend;
 use super::*;
 use crate::report::{FaultKind, Percentiles, Stages};
 use crate::status::heat::{BlockStatus, ExtentStatus};
-use ssi_hv_api::fixtures::{drain, status, status_of_nodes};
+use ssi_hv_api::fixtures::{drain, rebalance, status, status_of_nodes};
 
 fn choice(pid: u32, name: &str) -> Choice {
     Choice {
@@ -95,6 +95,14 @@ fn what_is_still_to_leave_a_donor_is_shown_while_it_moves() {
         text.contains("90 % of them used; 72 MiB leave node 1\n"),
         "{text}"
     );
+}
+
+#[test]
+fn what_is_left_to_rebalance_is_shown() {
+    let (before, mut after) = two_looks();
+    after.memory.rebalance = Some(rebalance());
+    let text = drawn(&view_of(before, after), 100, 24);
+    assert!(text.contains("; 48 MiB to move\n"), "{text}");
 }
 
 #[test]

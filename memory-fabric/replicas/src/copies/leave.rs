@@ -1,7 +1,9 @@
-//! A donor leaves while it is in use: each copy there moves to another donor.
+//! Copies move while their donors are in use: all of a donor that leaves, to others, or
+//! [some](super::rebalance) to those that have less than their share.
 //!
 //! A block keeps both copies meanwhile. The new one is a third, which only the thread that repairs
-//! knows: it copies the pages, and writes what is written back to all three. When the new copy is
+//! knows: it copies the pages, and writes what is written back to all three. Of a stripe it is one
+//! piece more. When the new copy is
 //! complete, it takes the place of the old one. A thread that has read the block's places before
 //! holds its page, so that nothing of it was written back in between, and the old copy has the same
 //! bytes.
@@ -23,8 +25,8 @@ pub enum LeaveError {
     Out,
     /// Another one leaves.
     Leaving(u8),
-    /// It holds pieces of stripes, which do not move.
-    Striped,
+    /// Copies move to donors that have less than their share.
+    Rebalancing,
     /// There is too little room on donors without the other copy of a block.
     NoRoom {
         /// Blocks that it holds.
@@ -36,21 +38,30 @@ pub enum LeaveError {
 
 /// A copy that is to move.
 #[derive(Clone, Copy, Debug)]
-struct Move {
-    block: u32,
-    /// The donor of its other copy when the move was planned.
-    other: u8,
+pub(super) struct Move {
+    pub block: u32,
+    /// The donor that has it.
+    pub off: u8,
+    /// The donor of the other one of two copies when the move was planned.
+    pub other: u8,
     /// Where to, and whether that is all zero; `None` when it is to be found.
-    to: Option<(Place, bool)>,
+    pub to: Option<(Place, bool)>,
 }
 
-/// The donor that leaves, and what has yet to move.
-#[derive(Debug)]
+/// What has yet to move.
+#[derive(Debug, Default)]
 pub(super) struct Leaving {
-    pub(super) donor: u8,
-    moves: VecDeque<Move>,
-    /// The places that copies have left there.
-    vacated: Vec<Place>,
+    /// The donor that leaves; `None` where copies only find a better place.
+    pub(super) donor: Option<u8>,
+    /// Donors that get copies whose reserved place is gone, a bit each.
+    pub(super) targets: u64,
+    pub(super) moves: VecDeque<Move>,
+    /// The places that copies have left.
+    pub(super) vacated: Vec<Place>,
+    /// Copies that could not move.
+    pub(super) stayed: u32,
+    /// Whether a move that is given up is not tried again.
+    pub(super) is_stopped: bool,
 }
 
 /// What the thread that repairs has to do for a donor that leaves.
@@ -84,13 +95,8 @@ impl Copies {
     ///
     /// See [`LeaveError`]. Nothing has changed then.
     pub fn leave_for(&self, donor: u8, targets: u64) -> Result<u32, LeaveError> {
-        if self.width > 2 {
-            return Err(LeaveError::Striped);
-        }
         let mut ledger = self.lock();
-        if let Some(leaving) = &ledger.leaving {
-            return Err(LeaveError::Leaving(leaving.donor));
-        }
+        ledger.may_move()?;
         if self.is_out(donor) {
             return Err(LeaveError::Out);
         }
@@ -98,37 +104,82 @@ impl Copies {
         ledger.loans[usize::from(donor)].standing = Standing::Member;
         // No place is taken there from here on.
         ledger.leaving = Some(Leaving {
-            donor,
-            moves: VecDeque::new(),
-            vacated: Vec::new(),
+            donor: Some(donor),
+            ..Leaving::default()
         });
-        let all = (0..self.blocks()).filter_map(|block| {
-            let other = self.other_than(block, donor)?;
-            Some((block, other.place.donor))
-        });
-        let all: Vec<(u32, u8)> = all.collect();
-        let mut moves = VecDeque::with_capacity(all.len());
-        let zones = (Apart::Zones, targets);
-        let crowded = self.reserve(&mut ledger, zones, &all, &mut moves);
-        self.reserve(&mut ledger, (Apart::Donors, targets), &crowded, &mut moves);
+        let mut moves = VecDeque::new();
+        let all = match self.width {
+            2 => self.reserve_copies(&mut ledger, donor, targets, &mut moves),
+            _ => self.reserve_pieces(&mut ledger, donor, targets, &mut moves),
+        };
         let count = |blocks: usize| u32::try_from(blocks).expect("23 bits");
-        if moves.len() < all.len() {
+        if moves.len() < all {
             ledger.leaving = None;
             for taken in moves.iter().rev() {
                 ledger.give_back(taken.to);
             }
             return Err(LeaveError::NoRoom {
-                blocks: count(all.len()),
+                blocks: count(all),
                 room: count(moves.len()),
             });
         }
         ledger.leaving = Some(Leaving {
-            donor,
+            donor: Some(donor),
+            targets: ALL,
             moves,
-            vacated: Vec::with_capacity(all.len()),
+            vacated: Vec::with_capacity(all),
+            ..Leaving::default()
         });
         self.note_change();
-        Ok(count(all.len()))
+        Ok(count(all))
+    }
+
+    /// Finds places for the copies of a donor, as many as there can be. Returns how many it has.
+    fn reserve_copies(
+        &self,
+        ledger: &mut Ledger,
+        donor: u8,
+        targets: u64,
+        moves: &mut VecDeque<Move>,
+    ) -> usize {
+        let all = (0..self.blocks()).filter_map(|block| {
+            let other = self.other_than(block, donor)?;
+            let (off, to, other) = (donor, None, other.place.donor);
+            Some(Move {
+                block,
+                off,
+                other,
+                to,
+            })
+        });
+        let all: Vec<Move> = all.collect();
+        let zones = (Apart::Zones, targets);
+        let crowded = self.reserve(ledger, zones, &all, moves);
+        self.reserve(ledger, (Apart::Donors, targets), &crowded, moves);
+        all.len()
+    }
+
+    /// The same for pieces.
+    fn reserve_pieces(
+        &self,
+        ledger: &mut Ledger,
+        donor: u8,
+        targets: u64,
+        moves: &mut VecDeque<Move>,
+    ) -> usize {
+        let mut all = 0;
+        for block in (0..self.blocks()).filter(|&block| self.has_copy(block, donor)) {
+            all += 1;
+            let to = self.free_place_for_piece(ledger, block, targets);
+            let (off, other) = (donor, donor);
+            moves.extend(to.map(|to| Move {
+                block,
+                off,
+                other,
+                to: Some(to),
+            }));
+        }
+        all
     }
 
     /// Finds places on `targets` for blocks that have their other copies on these donors, as many as
@@ -142,14 +193,15 @@ impl Copies {
         &self,
         ledger: &mut Ledger,
         (apart, targets): (Apart, u64),
-        blocks: &[(u32, u8)],
+        blocks: &[Move],
         moves: &mut VecDeque<Move>,
-    ) -> Vec<(u32, u8)> {
+    ) -> Vec<Move> {
         let mut full = None;
         // Moves before this one cannot be exchanged.
         let mut seen = 0;
         let mut without = Vec::new();
-        for &(block, other) in blocks {
+        for &planned in blocks {
+            let other = planned.other;
             let group = self.group(apart, other);
             let to = match full == Some(group) {
                 true => None,
@@ -162,10 +214,10 @@ impl Copies {
             };
             if to.is_none() {
                 full = Some(group);
-                without.push((block, other));
+                without.push(planned);
                 continue;
             }
-            moves.push_back(Move { block, other, to });
+            moves.push_back(Move { to, ..planned });
         }
         without
     }
@@ -193,16 +245,31 @@ impl Copies {
         earlier.to.replace(place)
     }
 
-    /// Takes a place that is reserved for a move, which finds another one later or stays.
-    pub(super) fn reserved_place(&self, ledger: &mut Ledger, other: u8) -> Option<(Place, bool)> {
+    /// Takes a place that is reserved for a move, which finds another one later or stays, for a copy
+    /// of a block that has its other one on a donor.
+    pub(super) fn reserved_place(
+        &self,
+        ledger: &mut Ledger,
+        block: u32,
+        other: u8,
+    ) -> Option<(Place, bool)> {
         let moves = &mut ledger.leaving.as_mut()?.moves;
         [Apart::Zones, Apart::Donors].into_iter().find_map(|apart| {
             let is_usable = |one: &&mut Move| {
                 let to = one.to.map(|(place, _)| place.donor);
-                to.is_some_and(|donor| self.are_apart(apart, donor, other) && !self.is_out(donor))
+                to.is_some_and(|donor| {
+                    self.are_apart(apart, donor, other)
+                        && !self.is_out(donor)
+                        && !self.has_copy(block, donor)
+                })
             };
             moves.iter_mut().rev().find(is_usable)?.to.take()
         })
+    }
+
+    /// Returns whether a block has a copy on a donor, valid or not.
+    pub(super) fn has_copy(&self, block: u32, donor: u8) -> bool {
+        self.all(block).any(|copy| copy.place.donor == donor)
     }
 
     /// Returns the other copy of a block that has one on a donor.
@@ -220,27 +287,33 @@ impl Copies {
             return NextMove::None;
         };
         // If it is out, its copies are made again, as those of any donor.
-        while !self.is_out(donor) {
+        while donor.is_none_or(|donor| !self.is_out(donor)) {
             let leaving = ledger.leaving.as_mut();
             let Some(next) = leaving.and_then(|leaving| leaving.moves.pop_front()) else {
                 break;
             };
-            match self.begin_one(&mut ledger, donor, next) {
-                Some(begun) => return NextMove::Begun(begun),
-                None => continue,
+            if let Some(begun) = self.begin_one(&mut ledger, next) {
+                return NextMove::Begun(begun);
+            }
+            if let Some(leaving) = &mut ledger.leaving {
+                leaving.stayed += 1;
             }
         }
-        let stayed = self.blocks_at(donor);
-        if let Some(Leaving { moves, vacated, .. }) = ledger.leaving.take() {
-            for unmoved in moves.into_iter().rev() {
+        let mut stayed = donor.map_or(0, |donor| self.blocks_at(donor));
+        if let Some(leaving) = ledger.leaving.take() {
+            if donor.is_none() {
+                stayed = leaving.stayed;
+            }
+            for unmoved in leaving.moves.into_iter().rev() {
                 ledger.give_back(unmoved.to);
             }
-            if stayed > 0 {
-                self.vacate(&mut ledger, vacated);
-            }
-            // A repair must not choose it before it has left.
-            if stayed == 0 && ledger.standing(donor) == Standing::Member {
-                ledger.loans[usize::from(donor)].standing = Standing::Emptied;
+            match donor.filter(|_| stayed == 0) {
+                None => self.vacate(&mut ledger, leaving.vacated),
+                // A repair must not choose it before it has left.
+                Some(donor) if ledger.standing(donor) == Standing::Member => {
+                    ledger.loans[usize::from(donor)].standing = Standing::Emptied;
+                }
+                Some(_) => {}
             }
         }
         // Copies that stayed are repaired again.
@@ -248,36 +321,62 @@ impl Copies {
         NextMove::Ended { stayed }
     }
 
-    fn begin_one(&self, ledger: &mut Ledger, donor: u8, next: Move) -> Option<Repair> {
-        let other = self.other_than(next.block, donor)?;
+    fn begin_one(&self, ledger: &mut Ledger, next: Move) -> Option<Repair> {
+        let Move { block, off, .. } = next;
         let is_usable = |(place, _): &(Place, bool)| {
-            place.donor != other.place.donor && !self.is_out(place.donor)
+            !self.has_copy(block, place.donor) && !self.is_out(place.donor)
         };
         let to = match next.to.filter(is_usable) {
             Some(to) => Some(to),
             None => {
                 ledger.give_back(next.to);
-                self.free_place(ledger, other.place.donor)
+                self.place_for_move(ledger, block, off)
             }
         };
-        let copies = self.of(next.block);
-        let at = copies.iter().position(|copy| copy.place.donor == donor)?;
-        let own = copies.into_iter().filter(|copy| copy.place.donor == donor);
-        // The donor that leaves may be slow, which may be why it does.
-        let mut sources = std::iter::once(other).chain(own);
-        let from = sources.find(|copy| self.is_valid(*copy));
-        let (Some((place, is_empty)), Some(from)) = (to, from) else {
+        let (at, from) = self.source_of_move(block, off).unzip();
+        let (Some((place, is_empty)), Some(at), Some(from)) = (to, at, from) else {
             ledger.give_back(to);
             return None;
         };
         self.fill_holes(place, 0, BLOCK_PAGES);
         Some(Repair {
-            block: next.block,
+            block,
             at,
             from: from.place,
             to: place,
             is_empty,
         })
+    }
+
+    /// Returns which copy of a block is on a donor, and a valid one to make another of.
+    fn source_of_move(&self, block: u32, off: u8) -> Option<(usize, Copy)> {
+        let all = || self.all(block).enumerate();
+        let (at, own) = all().find(|(_, copy)| copy.place.donor == off)?;
+        let valid = || all().filter(|(_, copy)| self.is_valid(*copy));
+        if valid().count() < self.needed {
+            return None;
+        }
+        // The donor that leaves may be slow, which may be why it does.
+        let other = valid().find(|&(other, _)| other != at);
+        Some((at, other.map_or(own, |(_, copy)| copy)))
+    }
+
+    /// Takes a place for a move whose own is gone.
+    fn place_for_move(&self, ledger: &mut Ledger, block: u32, off: u8) -> Option<(Place, bool)> {
+        let leaving = ledger.leaving.as_ref()?;
+        let (is_drain, targets) = (leaving.donor.is_some(), leaving.targets);
+        match (self.width, is_drain) {
+            (2, true) => {
+                let other = self.other_than(block, off)?;
+                self.free_place(ledger, other.place.donor)
+            }
+            (2, false) => {
+                let other = self.other_than(block, off)?;
+                let targets = targets & !(1 << off);
+                self.free_place_apart(ledger, (Apart::Zones, targets), other.place.donor)
+            }
+            _ => self.free_place_for_piece(ledger, block, targets),
+        }
     }
 
     /// Ends a move whose pages are all copied from these copies: the new one takes the place of the
@@ -290,29 +389,39 @@ impl Copies {
         if self.is_out(done.to.donor) || !self.are_valid(done.block, sources) {
             return false;
         }
-        let copies = self.of(done.block).into_iter().enumerate();
-        for (at, copy) in copies.filter(|(_, copy)| copy.place.donor == leaving.donor) {
-            leaving.vacated.push(copy.place);
-            self.fill_holes(copy.place, 0, BLOCK_PAGES);
-            let (place, state) = (done.to, CopyState::Valid);
-            self.set(done.block, at, Copy { place, state });
-        }
+        let before = self.copy(done.block, done.at).place;
+        leaving.vacated.push(before);
+        self.fill_holes(before, 0, BLOCK_PAGES);
+        let (place, state) = (done.to, CopyState::Valid);
+        self.set(done.block, done.at, Copy { place, state });
         true
     }
 
     /// Gives up a move that has begun: the block moves later, to another place.
     pub fn give_up_move(&self, given_up: &Repair) {
         let mut ledger = self.lock();
-        let donor = ledger.leaving.as_ref().map(|leaving| leaving.donor);
-        let other = donor.and_then(|donor| self.other_than(given_up.block, donor));
+        let (block, off) = (
+            given_up.block,
+            self.copy(given_up.block, given_up.at).place.donor,
+        );
+        let other = match self.width {
+            2 => self.copy(block, 1 - given_up.at).place.donor,
+            _ => off,
+        };
         // Pages for that place may be on their way.
         self.vacate(&mut ledger, [given_up.to]);
-        if let (Some(leaving), Some(other)) = (&mut ledger.leaving, other) {
-            leaving.moves.push_back(Move {
-                block: given_up.block,
-                other: other.place.donor,
-                to: None,
-            });
+        match &mut ledger.leaving {
+            Some(leaving) if leaving.is_stopped => leaving.stayed += 1,
+            Some(leaving) => {
+                let to = None;
+                leaving.moves.push_back(Move {
+                    block,
+                    off,
+                    other,
+                    to,
+                });
+            }
+            None => {}
         }
         self.note_change();
     }
@@ -326,8 +435,18 @@ impl Leaving {
 }
 
 impl Ledger {
+    /// Returns an error while copies move.
+    pub(super) fn may_move(&self) -> Result<(), LeaveError> {
+        match &self.leaving {
+            None => Ok(()),
+            Some(leaving) => Err(leaving
+                .donor
+                .map_or(LeaveError::Rebalancing, LeaveError::Leaving)),
+        }
+    }
+
     /// Gives back a place that was taken. What was written there stays.
-    fn give_back(&mut self, place: Option<(Place, bool)>) {
+    pub(super) fn give_back(&mut self, place: Option<(Place, bool)>) {
         let Some((Place { donor, slot }, is_empty)) = place else {
             return;
         };

@@ -53,19 +53,33 @@ impl Copies {
         block: u32,
         from: Copy,
     ) -> Option<(Place, bool)> {
-        if self.width == 2 {
-            let other = from.place.donor;
-            let free = self.free_place(ledger, other);
-            // A block without a second copy comes before one that moves.
-            return free.or_else(|| self.reserved_place(ledger, other));
-        }
-        // A donor that is out may return: its pieces are only stale.
+        let other = from.place.donor;
+        let free = match self.width {
+            2 => self.free_place(ledger, other),
+            // A donor that is out may return: its pieces are only stale.
+            _ => self.free_place_for_piece(ledger, block, ALL),
+        };
+        // A block without a copy comes before one that moves.
+        free.or_else(|| self.reserved_place(ledger, block, other))
+    }
+
+    /// Takes a slot of the donor with the most of them, of those in `targets` without a piece of a
+    /// block.
+    pub(super) fn free_place_for_piece(
+        &self,
+        ledger: &mut Ledger,
+        block: u32,
+        targets: u64,
+    ) -> Option<(Place, bool)> {
         let has_piece = self
             .all(block)
             .fold(0_u64, |bits, copy| bits | 1 << copy.place.donor);
         let donors = (0..=u8::MAX).zip(&ledger.loans);
         let usable = donors.filter(|&(donor, loan)| {
-            has_piece >> donor & 1 == 0 && !self.is_out(donor) && loan.room() > 0
+            (targets & !has_piece) >> donor & 1 == 1
+                && !self.is_out(donor)
+                && !ledger.is_leaving(donor)
+                && loan.room() > 0
         });
         let (donor, _) = usable.max_by_key(|(_, loan)| loan.room())?;
         let (slot, is_empty) = ledger.loans[usize::from(donor)].take()?;

@@ -29,11 +29,10 @@ impl ReplicatedTransport {
         }
         let mut places = [None; PIECES_MAX + 1];
         for (at, place) in places.iter_mut().enumerate().take(copies.width()) {
-            *place = copies.writable_at(block, at);
+            *place = copies.writable_at(block, at).map(|place| (at, place));
         }
         places[copies.width()] = self.repairs.third_place(block);
-        let targets = || places.into_iter().enumerate();
-        let targets = || targets().filter_map(|(at, place)| Some((at, place?)));
+        let targets = || places.into_iter().flatten();
         let has_room = |(_, place): (usize, Place)| {
             let member = &self.members[usize::from(place.donor)];
             member.has_room()

@@ -48,10 +48,14 @@ impl Bed {
 
     /// Donors of stripes.
     fn striped(slots: &[u32], layout: Layout, blocks: u32) -> Self {
+        Self::striped_with_joiners(slots, layout, blocks, 0)
+    }
+
+    fn striped_with_joiners(slots: &[u32], layout: Layout, blocks: u32, joiners: usize) -> Self {
         let placement = StripePlacement::new(slots, layout, blocks);
         let copies = Copies::striped(&placement.places, layout, slots, &placement.used);
         assert_eq!(copies.blocks(), blocks, "there is room");
-        Self::of(copies, slots.len(), 0)
+        Self::of(copies.with_joiners(joiners), slots.len(), joiners)
     }
 
     fn of(copies: Copies, start: usize, joiners: usize) -> Self {
@@ -382,16 +386,23 @@ fn a_donor_leaves_under_write_backs_and_nothing_is_read_from_it_any_more() {
     assert_eq!(bed.events(), 0, "nothing was lost");
 }
 
+/// Asserts that donors have left and joined, and copies moved to others.
+fn assert_eventful(worlds: impl Iterator<Item = (u32, u32, u32)>) {
+    let sum =
+        |all: (u32, u32, u32), one: (u32, u32, u32)| (all.0 + one.0, all.1 + one.1, all.2 + one.2);
+    let (left, joined, rebalanced) = worlds.fold((0, 0, 0), sum);
+    assert!(left > 10, "only {left} donors have left");
+    assert!(joined > 10, "only {joined} donors have joined");
+    assert!(
+        rebalanced > 50,
+        "only {rebalanced} copies were to be rebalanced"
+    );
+}
+
 /// Every page that is read has the version that was written last, whatever happens to donors; in
 /// the end both copies have it.
 #[test]
 fn no_stale_page_is_read_in_any_of_many_random_histories() {
-    let (mut left, mut joined) = (0, 0);
-    for seed in 0..300 {
-        let world = World::new(seed).run(3_000);
-        left += world.0;
-        joined += world.1;
-    }
-    assert!(left > 10, "only {left} donors have left");
-    assert!(joined > 10, "only {joined} donors have joined");
+    let worlds = (0..300).map(|seed| World::new(seed).run(3_000));
+    assert_eventful(worlds);
 }

@@ -8,6 +8,7 @@
 
 mod copies;
 mod end;
+mod rebalance;
 mod room;
 
 use super::{HotplugError, Inner};
@@ -42,12 +43,20 @@ pub enum DrainError {
     /// The guest sees the donor.
     #[error("the guest sees each donor as a NUMA node, whose memory cannot move; use --numa flat")]
     Exposed,
-    /// Pieces of stripes stay where they are.
+    /// Copies move to donors that have less than their share.
     #[error(
-        "{0} holds pieces of stripes, which do not move; end it, and other donors with room get its \
-         pieces, or start the VM with --replicas 2"
+        "memory is being rebalanced; wait until that has ended, or stop it (`ssi-hv rebalance VM --stop`)"
     )]
-    Striped(NodeId),
+    Rebalancing,
+    /// No donor that was named lends anything.
+    #[error("no donor has joined ({0})")]
+    NothingLent(String),
+    /// Each block has one copy.
+    #[error(
+        "the memory of this VM has one copy of each page, which is not rebalanced; drain a donor, or \
+         start the VM with --replicas 2 or --redundancy"
+    )]
+    OneCopy,
     /// Another drain, or a donor that joins, is in progress.
     #[error("{0} is being drained; wait until it has left")]
     Draining(NodeId),
@@ -83,7 +92,7 @@ pub enum DrainError {
     /// There is too little room for copies.
     #[error(
         "{node} holds {needed_mib} MiB of copies, and the other donors have room for {room_mib} MiB \
-         of them, where the second copy is not; name a donor with {needed_mib} MiB by --to"
+         of them, where the others of a block are not; name a donor with {needed_mib} MiB by --to"
     )]
     NoRoomForCopies {
         /// The donor to be drained.
@@ -112,7 +121,6 @@ impl Drains {
     /// See [`DrainError`]. Nothing has changed then.
     pub fn drain(&self, node: NodeId, to: &[DonorAddress]) -> Result<DrainSummary, DrainError> {
         match &self.0.replicas {
-            Some(set) if set.copies().layout().is_some() => Err(DrainError::Striped(node)),
             Some(set) => self.0.drain_copies(set, node, to),
             None => self.0.drain(node, to),
         }
@@ -174,6 +182,7 @@ impl Inner {
         let drain = Drain {
             node,
             blocks,
+            block_bytes: BLOCK_BYTES,
             progress,
             state: DrainState::Moving,
         };

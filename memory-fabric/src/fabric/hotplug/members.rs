@@ -1,4 +1,4 @@
-//! Donors that join replicated memory, for the copies of one that is drained.
+//! Donors that join replicated memory, for the copies of one that is drained, or for their share.
 //!
 //! Such a donor has a lease, a link and connections as one of the start. Its connections go to the
 //! transports over all copies, and its link reports to the set of donors.
@@ -6,7 +6,6 @@
 use super::super::replicas;
 use super::{HotplugError, Inner, Joiner};
 use crate::fabric::{DonorAddress, FabricError};
-use crate::homes::BLOCK_BYTES;
 use crate::link::Leased;
 use fabric_replicas::{Newcomer, ReplicaSet};
 use std::io;
@@ -57,7 +56,8 @@ impl Inner {
             ..Joiner::default()
         };
         set.prepare(place);
-        let slots = u32::try_from(leased.grant().bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
+        let slots = leased.grant().bytes / replicas::copy_bytes(set);
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         let observer = replicas::link_observer(set, &self.shared.nodes, &self.observer);
         let made = self.make_connections(place, leased, &observer);
         let mut made = made.inspect_err(|_| self.lock().joiners[at].taken = false)?;

@@ -75,6 +75,49 @@ pub struct DrainUsed {
     pub error: Option<String>,
 }
 
+/// State of a rebalancing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum RebalanceState {
+    /// Memory moves to donors with less than their share.
+    #[default]
+    Moving,
+    /// All of it has moved.
+    Done,
+    /// It was stopped; the rest stays where it was.
+    Stopped,
+    /// Some of it could not move.
+    Failed,
+}
+
+impl RebalanceState {
+    /// Its word in texts and in JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Moving => "moving",
+            Self::Done => "done",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Memory that moves, or has moved, to donors with less than their share.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct RebalanceUsed {
+    /// State.
+    pub state: RebalanceState,
+    /// Bytes at donors, of copies or pieces, that are to move.
+    pub bytes: u64,
+    /// How much of that has moved.
+    pub moved_bytes: u64,
+    /// Why some of it stayed; `null` unless that has happened.
+    pub error: Option<String>,
+}
+
 /// How many faults took how long: rising pairs of a latency in microseconds and the number of
 /// faults that took up to that and more than the previous pair. Empty pairs are omitted.
 pub type Distribution = Vec<(f64, u64)>;
@@ -230,6 +273,15 @@ mod tests {
     fn states_of_a_drain_have_the_same_word_everywhere() {
         use DrainState::{Done, Failed, Leaving, Moving};
         for state in [Moving, Leaving, Done, Failed] {
+            let json = serde_json::to_value(state).expect("JSON");
+            assert_eq!(json, state.word());
+        }
+    }
+
+    #[test]
+    fn states_of_a_rebalancing_have_the_same_word_everywhere() {
+        use RebalanceState::{Done, Failed, Moving, Stopped};
+        for state in [Moving, Done, Stopped, Failed] {
             let json = serde_json::to_value(state).expect("JSON");
             assert_eq!(json, state.word());
         }

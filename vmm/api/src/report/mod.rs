@@ -12,7 +12,7 @@ pub use coherence::{
 };
 pub use details::{
     Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, RateLimited,
-    ReplicasUsed, TIMELINE_SAMPLES_MAX, Timeline,
+    RebalanceState, RebalanceUsed, ReplicasUsed, TIMELINE_SAMPLES_MAX, Timeline,
 };
 pub use several::{NodeClock, PolicyKind, PolicyUsed, StayReason, VcpuStays};
 
@@ -170,6 +170,9 @@ pub struct MemoryUsed {
     /// The last donor that was drained; `null` when none was.
     #[serde(default)]
     pub drain: Option<DrainUsed>,
+    /// The last rebalancing of memory between donors; `null` when there was none.
+    #[serde(default)]
+    pub rebalance: Option<RebalanceUsed>,
     /// Pages that were lost with donors; `null` when no donor was lost.
     #[serde(default)]
     pub lost: Option<LostUsed>,

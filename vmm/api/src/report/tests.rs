@@ -115,6 +115,7 @@ fn the_fields_have_the_promised_names() {
             "replicas": null,
             "sealing": null,
             "drain": null,
+            "rebalance": null,
             "lost": null,
         },
         "boot": { "to_init_ms": null, "restarts": 0 },

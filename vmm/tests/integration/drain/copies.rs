@@ -83,3 +83,37 @@ fn both_donors_of_two_copies_leave_for_new_ones_while_a_guest_counts() {
     counted_right(&place, vm);
     lends_nothing(&place, &fourth);
 }
+
+#[test]
+fn a_new_donor_gets_its_share_of_the_copies_while_a_guest_counts() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let nodes = [(); 3].map(|()| node(&place, &[]));
+    let [of_start_1, of_start_2, new] = nodes.each_ref().map(|(_, address)| address.as_str());
+    let vm = with_copies(&place, &[of_start_1, of_start_2], &[]);
+    let refused = place.failed(&["rebalance", "leaves", "--stop"], ExitCode::HostError);
+    assert!(
+        refused.contains("no memory is being rebalanced"),
+        "{refused}"
+    );
+    let said = place.printed(&["rebalance", "leaves", "--add", new, "--wait", "50"]);
+    assert!(said.contains("each donor has its share: "), "{said}");
+    let now = status(&place);
+    has_both_copies(&now);
+    let moved = &now["memory"]["rebalance"];
+    assert_eq!(moved["state"], "done", "{now}");
+    assert!(count(moved, "/bytes") > 0, "{now}");
+    assert_eq!(moved["bytes"], moved["moved_bytes"], "{now}");
+    let text = place.printed(&["status", "leaves"]);
+    assert!(text.contains("rebalance  done, "), "{text}");
+    let again = place.printed(&["rebalance", "leaves", "--wait", "50"]);
+    assert!(again.contains("has its share already"), "{again}");
+
+    let [(first, _), (second, _), (third, _)] = nodes;
+    assert_eq!(first.end(libc::SIGKILL), None);
+    counted_right(&place, vm);
+    lends_nothing(&place, &second);
+    lends_nothing(&place, &third);
+}

@@ -1,7 +1,9 @@
 //! A pager without memory: it knows the version of each page, and checks what it reads.
 
+mod settle;
+
 use super::fake::{page_with, version_of};
-use super::hostile::{FORGERIES, Seals, assert_pieces, seal};
+use super::hostile::{FORGERIES, Seals, seal};
 use super::*;
 use fabric_pages::page::PAGE_SIZE;
 use std::collections::BTreeSet;
@@ -36,6 +38,9 @@ pub struct World {
     lost: Vec<bool>,
     /// The donor that leaves, and how many of its copies stayed once that has ended.
     leaving: Option<(usize, Arc<Mutex<Option<u32>>>)>,
+    /// Set when a rebalancing has ended.
+    rebalancing: Option<Arc<Mutex<Option<u32>>>>,
+    rebalanced: u32,
     /// Donors that began to leave, and those that have left.
     leaves: u32,
     left: u32,
@@ -72,7 +77,7 @@ impl World {
         let layout: Layout = layout.parse().expect("possible");
         let donors = layout.pieces() + usize::from(seed % 8 < 4);
         let slots = vec![BLOCKS; donors];
-        let bed = Bed::striped(&slots, layout, BLOCKS);
+        let bed = Bed::striped_with_joiners(&slots, layout, BLOCKS, JOINERS);
         Self::of(bed, slots, Some(layout), seed)
     }
 
@@ -114,6 +119,8 @@ impl World {
             down: vec![false; donors.len()],
             lost: donors.map(|donor| !of_start(donor)).collect(),
             leaving: None,
+            rebalancing: None,
+            rebalanced: 0,
             leaves: 0,
             left: 0,
             joining: None,
@@ -135,8 +142,8 @@ impl World {
         usize::try_from(self.random >> 33).expect("31 bits") % limit
     }
 
-    /// Returns how many donors have left, and have joined.
-    pub fn run(mut self, steps: usize) -> (u32, u32) {
+    /// Returns how many donors have left, and have joined, and the copies that were to be rebalanced.
+    pub fn run(mut self, steps: usize) -> (u32, u32, u32) {
         for _ in 0..steps {
             match self.below(40) {
                 0..12 => self.use_page(),
@@ -167,7 +174,7 @@ impl World {
 
     /// A new donor joins in a place without one, or which one that is lost has left.
     fn join(&mut self, donor: usize) {
-        if self.layout.is_some() || self.joining.is_some() || self.leaving.is_some() {
+        if self.joining.is_some() || self.leaving.is_some() {
             return;
         }
         let copies = self.bed.set.copies();
@@ -207,9 +214,30 @@ impl World {
         }
     }
 
+    /// Copies begin to move to donors with less than their share, or stop.
+    fn rebalance(&mut self) {
+        if self.rebalancing.is_some() && self.below(4) == 0 {
+            self.bed.set.stop_rebalancing();
+            return;
+        }
+        let end = Arc::<Mutex<Option<u32>>>::default();
+        let ended = Arc::clone(&end);
+        let observer = move |event| {
+            if let LeaveEvent::Ended { stayed } = event {
+                *ended.lock().expect("no panic") = Some(stayed);
+            }
+        };
+        if let Ok(moves) = self.bed.set.rebalance(Box::new(observer)) {
+            self.rebalanced += moves;
+            self.rebalancing = Some(end);
+        }
+    }
+
     /// Ends the use of a donor whose copies have all moved. Its memory belongs to others as soon as
     /// no transport has a connection to it.
     fn see_off(&mut self) {
+        let has_ended = |end: &mut Arc<Mutex<Option<u32>>>| end.lock().expect("no panic").is_some();
+        self.rebalancing.take_if(has_ended);
         let Some((donor, end)) = &self.leaving else {
             return;
         };
@@ -397,7 +425,8 @@ impl World {
         match self.below(8) {
             // Outstanding requests are sent again.
             0 => self.bed.restore(donor),
-            1..3 if self.layout.is_none() => self.leave(donor),
+            1 => self.leave(donor),
+            2 => self.rebalance(),
             3 if left > 2 && self.bed.set.copies().exclude(as_u8(donor)).is_ok() => {
                 self.bed.cut(donor);
                 self.lost[donor] = true;
@@ -409,76 +438,6 @@ impl World {
                 self.bed.set.down(donor, "cut");
             }
         }
-    }
-
-    /// Returns whether all copies that are missing find room. A hostile donor goes out at any time.
-    fn can_repair(&self) -> bool {
-        let copies = self.bed.set.copies();
-        let hostile = self.hostile.as_ref().map(|(donor, _)| as_u8(*donor));
-        let found = usize::from(hostile.is_some_and(|donor| copies.is_lost(donor)));
-        let lost = self.lost[..self.slots.len()].iter();
-        let lost = lost.filter(|lost| **lost).count() + found;
-        // Of four donors, three have slots enough, but not always on two different ones, and a place
-        // to which a copy was moving when a donor went out is not used again.
-        match self.layout {
-            None => (lost == 0 && self.joined == 0) || (self.slots.len() == 3 && self.leaves == 0),
-            Some(layout) => lost + layout.pieces() <= self.slots.len(),
-        }
-    }
-
-    /// All donors that are not lost return; every request is answered, and both copies of each page
-    /// are checked if there is room for two.
-    fn settle(mut self) -> (u32, u32) {
-        for donor in 0..self.down.len() {
-            if std::mem::take(&mut self.down[donor]) && !self.lost[donor] {
-                self.bed.restore(donor);
-                self.bed.set.up(donor);
-            }
-        }
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            self.poll_reader();
-            self.poll_evictor();
-            self.see_off();
-            self.welcome();
-            if self.leaving.is_some() {
-                self.use_page();
-                self.fetch_run();
-            }
-            let is_moving = |page: &Page| matches!(page, Page::Writing(..) | Page::Fetching(_));
-            let degraded = self.bed.set.copies().degraded();
-            let can_repair = self.can_repair();
-            let is_settled =
-                self.leaving.is_none() && self.joining.is_none() && (!can_repair || degraded == 0);
-            if is_settled && !self.pages.iter().any(is_moving) {
-                break;
-            }
-            let seed = self.seed;
-            assert!(
-                Instant::now() < deadline,
-                "seed {seed} hangs, {degraded} blocks have one copy, {:?} leaves",
-                self.leaving
-            );
-        }
-        for (index, page) in self.pages.iter().enumerate() {
-            let Page::Remote(version) = *page else {
-                continue;
-            };
-            let (block, in_block) = split(self.offsets[index]);
-            if let Some(layout) = self.layout {
-                let what = format!("seed {}", self.seed);
-                assert_pieces(&self.bed, layout, self.offsets[index], version, &what);
-                continue;
-            }
-            for place in self.bed.set.copies().readable(block).into_iter().flatten() {
-                let donor = self.bed.donors[usize::from(place.donor)].lock();
-                let at = offset_at(place, in_block, 1);
-                let found = donor.expect("no panic").version_at(at);
-                let seed = self.seed;
-                assert_eq!(found, version, "seed {seed}: page {index} at {place:?}");
-            }
-        }
-        (self.left, self.joined)
     }
 }
 

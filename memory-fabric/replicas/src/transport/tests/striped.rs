@@ -186,9 +186,7 @@ fn drops_keep_pieces_of_other_pages_in_the_same_page_of_a_donor() {
 /// the end all pieces are those of that version.
 #[test]
 fn no_piece_of_another_version_is_used_in_any_of_many_random_histories() {
-    for seed in 0..160 {
-        World::striped(seed).run(2_000);
-    }
+    assert_eventful((0..160).map(|seed| World::striped(seed).run(2_000)));
 }
 
 /// A repair that was given up and begins again posts no second write of a page, and neither does a

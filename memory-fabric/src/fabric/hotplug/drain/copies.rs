@@ -1,17 +1,19 @@
-//! A donor of replicated memory is drained: its copies move to donors that have room, or that join
-//! for them, and each block keeps two copies.
+//! A donor of replicated memory is drained: its copies, or pieces of stripes, move to donors that have
+//! room, or that join for them, and each block keeps all.
 
 use super::super::members::CONNECT_TIME_MAX;
 use super::super::{HotplugError, Inner};
 use super::DrainError;
 use super::room::Found;
 use crate::drain::{Drain, DrainState, DrainSummary};
-use crate::fabric::{DonorAddress, FabricError};
+use crate::fabric::{DonorAddress, FabricError, replicas};
 use crate::homes::{BLOCK_BYTES, NodeId};
+use crate::link::Leased;
 use crate::pager::relocate::MoveProgress;
 use crossbeam_channel::{Receiver, bounded};
 use fabric_replicas::{LeaveError, LeaveEvent, ReplicaSet};
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 /// Where copies are to move.
@@ -69,6 +71,7 @@ impl Inner {
         let drain = Drain {
             node,
             blocks,
+            block_bytes: self.copy_bytes(),
             progress,
             state: DrainState::Moving,
         };
@@ -84,7 +87,10 @@ impl Inner {
             self.set_drain_state(DrainState::Failed("there was no thread for it".into()));
         })?;
         state.leaving.push(thread);
-        tracing::info!("{node} is drained: {blocks} copies of 2 MiB move to other donors");
+        tracing::info!(
+            "{node} is drained: {blocks} copies of {} KiB move to other donors",
+            self.copy_bytes() >> 10
+        );
         Ok(drain.summary())
     }
 
@@ -92,9 +98,7 @@ impl Inner {
     /// drain begins.
     fn begin_copies(&self, set: &ReplicaSet, node: NodeId) -> Result<usize, DrainError> {
         let mut state = self.lock();
-        if let Some(drain) = self.last_drain().filter(|drain| !drain.is_over()) {
-            return Err(DrainError::Draining(drain.node));
-        }
+        self.may_move()?;
         state.may_change()?;
         let link = self.shared.nodes.link_to(node);
         let link = link.filter(|&link| self.is_lender(&state, link));
@@ -117,23 +121,22 @@ impl Inner {
         if to.is_empty() {
             return Ok(targets);
         }
-        self.part_lost_members(set);
-        let held = set.copies().blocks_at(id(link));
+        let copy_bytes = replicas::copy_bytes(set);
+        // Whole blocks, the unit of leases.
+        let in_blocks = |copies: u32| {
+            let bytes = u64::from(copies) * copy_bytes;
+            u32::try_from(bytes.div_ceil(BLOCK_BYTES)).expect("fewer than copies")
+        };
+        let held = in_blocks(set.copies().blocks_at(id(link)));
         let mut found = Found::default();
-        let mut new = Vec::new();
-        for donor in to {
-            let address = donor.address;
-            if self.config.leaves_unsealed(address) {
-                return Err(DrainError::NotSealed(address));
-            }
-            match self.member_at(set, address) {
-                Some(member) => {
-                    found.add(&address.to_string(), set.copies().room_at(id(member)));
-                    targets.all.push(member);
-                }
-                None => new.push(donor.clone()),
-            }
-        }
+        let new = self.split_members(set, to, |address, member| {
+            let room = u64::from(set.copies().room_at(id(member))) * copy_bytes / BLOCK_BYTES;
+            found.add(
+                &address.to_string(),
+                u32::try_from(room).expect("fewer than copies"),
+            );
+            targets.all.push(member);
+        })?;
         // Each for as much as the donor lends that leaves, or less: so there is room for repairs as
         // before, and a choice of zones.
         let wanted = held.max(self.slots_of(&self.lock(), link));
@@ -144,31 +147,86 @@ impl Inner {
         if found.blocks < held {
             return Err(self.too_little(link, held, found));
         }
+        targets.joined = self.join_leased(set, &new, leases, &found)?;
+        targets.all.extend(&targets.joined);
+        Ok(targets)
+    }
+
+    /// Passes on the donors in `to` that hold copies, or may get them. Returns the others.
+    pub(super) fn split_members(
+        &self,
+        set: &ReplicaSet,
+        to: &[DonorAddress],
+        mut is_member: impl FnMut(SocketAddr, usize),
+    ) -> Result<Vec<DonorAddress>, DrainError> {
+        self.part_lost_members(set);
+        let mut new = Vec::new();
+        for donor in to {
+            let address = donor.address;
+            if self.config.leaves_unsealed(address) {
+                return Err(DrainError::NotSealed(address));
+            }
+            match self.member_at(set, address) {
+                Some(member) => is_member(address, member),
+                None => new.push(donor.clone()),
+            }
+        }
+        Ok(new)
+    }
+
+    /// Makes donors that have lent members, or none. Returns their links.
+    pub(super) fn join_leased(
+        &self,
+        set: &Arc<ReplicaSet>,
+        new: &[DonorAddress],
+        leases: Vec<(usize, Leased)>,
+        found: &Found,
+    ) -> Result<Vec<usize>, DrainError> {
         if leases.len() < new.len() {
             tracing::warn!(
                 "not all donors lend that were named: {}",
                 found.texts.join("; ")
             );
         }
+        let mut joined = Vec::new();
         for (place, leased) in leases {
             let mut named = new.iter();
             let donor = named.find(|donor| donor.address == leased.address());
             let donor = donor.expect("it was asked");
             if let Err(error) = self.join_member(set, place, leased, donor) {
-                self.part_members(set, targets.joined);
+                self.part_members(set, joined);
                 return Err(error.into());
             }
-            targets.joined.push(place);
-            targets.all.push(place);
+            joined.push(place);
         }
-        Ok(targets)
+        Ok(joined)
+    }
+
+    /// Returns an error while memory moves.
+    pub(super) fn may_move(&self) -> Result<(), DrainError> {
+        if let Some(drain) = self.last_drain().filter(|drain| !drain.is_over()) {
+            return Err(DrainError::Draining(drain.node));
+        }
+        let rebalance = self.moves.rebalance.read();
+        let rebalance = rebalance.unwrap_or_else(PoisonError::into_inner);
+        match rebalance.as_ref().is_some_and(|last| !last.is_over()) {
+            true => Err(DrainError::Rebalancing),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the bytes of a copy, or of a piece.
+    fn copy_bytes(&self) -> u64 {
+        let set = self.replicas.as_ref();
+        set.map_or(BLOCK_BYTES, |set| replicas::copy_bytes(set))
     }
 
     fn refused(&self, node: NodeId, error: LeaveError) -> DrainError {
-        let mib = |blocks: u32| (u64::from(blocks) * BLOCK_BYTES) >> 20;
+        let copy_bytes = self.copy_bytes();
+        let mib = |blocks: u32| (u64::from(blocks) * copy_bytes) >> 20;
         match error {
             LeaveError::Out => DrainError::Out(node),
-            LeaveError::Striped => DrainError::Striped(node),
+            LeaveError::Rebalancing => DrainError::Rebalancing,
             LeaveError::Leaving(link) => DrainError::Draining(self.node_of(link.into())),
             LeaveError::NoRoom { blocks, room } => DrainError::NoRoomForCopies {
                 node,
@@ -196,7 +254,7 @@ impl Inner {
             return;
         };
         let why = if stayed > 0 {
-            let mib = (u64::from(stayed) * BLOCK_BYTES) >> 20;
+            let mib = (u64::from(stayed) * self.copy_bytes()) >> 20;
             format!("{node}, or a donor to which copies were to move, was lost; {mib} MiB stay")
         } else {
             self.set_drain_state(DrainState::Leaving);

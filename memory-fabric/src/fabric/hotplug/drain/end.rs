@@ -10,17 +10,25 @@ use std::sync::{Arc, PoisonError};
 impl Inner {
     /// Returns the last drain.
     pub(super) fn last_drain(&self) -> Option<Drain> {
-        let drain = self.drain.read();
+        let drain = self.moves.drain.read();
         drain.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn set_drain(&self, drain: Drain) {
-        let mut last = self.drain.write().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self
+            .moves
+            .drain
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         *last = Some(drain);
     }
 
     pub(super) fn set_drain_state(&self, state: DrainState) {
-        let mut last = self.drain.write().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self
+            .moves
+            .drain
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(drain) = &mut *last {
             drain.state = state;
         }

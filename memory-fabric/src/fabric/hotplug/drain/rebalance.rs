@@ -1,0 +1,187 @@
+//! Copies of replicated memory, or pieces of stripes, move to donors that have less than their share,
+//! such as one that has just joined.
+
+use super::super::{HotplugError, Inner};
+use super::room::Found;
+use super::{DrainError, Drains};
+use crate::drain::{Rebalance, RebalanceState, RebalanceSummary};
+use crate::fabric::{DonorAddress, replicas};
+use crate::homes::BLOCK_BYTES;
+use crate::pager::relocate::MoveProgress;
+use crossbeam_channel::{Receiver, bounded};
+use fabric_replicas::{LeaveEvent, ReplicaSet};
+use std::sync::{Arc, PoisonError};
+
+impl Drains {
+    /// Has the donors in `new` join, and moves copies until each donor has its share of them, in
+    /// proportion to what it lends. Returns when they begin to move. Donors of `new` that the VM has
+    /// already stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// See [`DrainError`]. Nothing has changed then.
+    pub fn rebalance(&self, new: &[DonorAddress]) -> Result<RebalanceSummary, DrainError> {
+        let set = self.0.replicas.as_ref().ok_or(DrainError::OneCopy)?;
+        self.0.rebalance(set, new)
+    }
+
+    /// Ends the rebalancing in progress after the copy that is moving. Returns false without one.
+    #[must_use]
+    pub fn stop_rebalancing(&self) -> bool {
+        let set = self.0.replicas.as_ref();
+        set.is_some_and(|set| {
+            // First, so that it is known when the last copy has moved.
+            self.0.with_rebalance(|last| last.is_stopped = true);
+            set.stop_rebalancing()
+        })
+    }
+}
+
+impl Inner {
+    fn rebalance(
+        self: &Arc<Self>,
+        set: &Arc<ReplicaSet>,
+        new: &[DonorAddress],
+    ) -> Result<RebalanceSummary, DrainError> {
+        {
+            let mut state = self.lock();
+            self.may_move()?;
+            state.may_change()?;
+            state.joining = true;
+        }
+        let joined = self.join_for_share(set, new);
+        let mut state = self.lock();
+        state.joining = false;
+        let joined = joined?;
+        let progress = Arc::<MoveProgress>::default();
+        let (end, ended) = bounded(1);
+        let moved = Arc::clone(&progress);
+        let observer = move |event| match event {
+            LeaveEvent::Moved => moved.note_moved(),
+            LeaveEvent::Ended { stayed } => {
+                // There is room for one, and it ends once.
+                let _ = end.try_send(stayed);
+            }
+        };
+        let begun = match state.closed {
+            true => Err(HotplugError::Ended.into()),
+            false => {
+                let begun = set.rebalance(Box::new(observer));
+                begun.map_err(|_| DrainError::Rebalancing)
+            }
+        };
+        let copies = match begun {
+            Ok(copies) => copies,
+            Err(refused) => {
+                drop(state);
+                self.part_members(set, joined);
+                return Err(refused);
+            }
+        };
+        let rebalance = Rebalance {
+            copies,
+            copy_bytes: replicas::copy_bytes(set),
+            progress,
+            state: RebalanceState::Moving,
+            is_stopped: false,
+        };
+        let summary = rebalance.summary();
+        let mut last = self
+            .moves
+            .rebalance
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *last = Some(rebalance);
+        drop(last);
+        let (news, closed) = bounded(1);
+        state.news = Some(news);
+        let inner = Arc::clone(self);
+        let supervise = move || inner.supervise_rebalance(&ended, &closed);
+        let thread = std::thread::Builder::new().name("rebalance".into());
+        match thread.spawn(supervise) {
+            Ok(thread) => state.leaving.push(thread),
+            // The copies move as well.
+            Err(error) => {
+                let why = format!("there was no thread for it: {error}");
+                self.end_rebalance(RebalanceState::Failed(why));
+            }
+        }
+        let mib = summary.bytes >> 20;
+        tracing::info!("{mib} MiB move to donors that have less than their share");
+        Ok(summary)
+    }
+
+    /// Has new donors join, each with as much as it is named with, or as the VM's largest lends.
+    fn join_for_share(
+        self: &Arc<Self>,
+        set: &Arc<ReplicaSet>,
+        new: &[DonorAddress],
+    ) -> Result<Vec<usize>, DrainError> {
+        let new = self.split_members(set, new, |_, _| {})?;
+        let most = {
+            let state = self.lock();
+            let nodes = &self.shared.nodes;
+            // Not the link that stands for all of them.
+            let links = (0..nodes.fixed()).chain(nodes.joiner_links());
+            let links = links.filter(|&link| self.is_lender(&state, link));
+            links.map(|link| self.slots_of(&state, link)).max()
+        };
+        let (mut leases, mut found) = (Vec::new(), Found::default());
+        for donor in &new {
+            let named = donor.bytes.map(|bytes| bytes / BLOCK_BYTES);
+            let named = named.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
+            let wanted = named.or(most).unwrap_or(1).max(1);
+            self.lease_more(donor, wanted, &mut leases, &mut found);
+        }
+        if leases.is_empty() && !new.is_empty() {
+            return Err(DrainError::NothingLent(found.texts.join("; ")));
+        }
+        self.join_leased(set, &new, leases, &found)
+    }
+
+    fn supervise_rebalance(&self, ended: &Receiver<u32>, closed: &Receiver<()>) {
+        let stayed = loop {
+            crossbeam_channel::select! {
+                recv(ended) -> stayed => break stayed.ok(),
+                recv(closed) -> news => {
+                    // Disconnected by the VM's end; the loss of a donor is none.
+                    if news.is_err() {
+                        break None;
+                    }
+                }
+            }
+        };
+        let mut is_stopped = false;
+        let mut copy_bytes = 0;
+        self.with_rebalance(|last| (is_stopped, copy_bytes) = (last.is_stopped, last.copy_bytes));
+        let state = match stayed {
+            None => RebalanceState::Failed("the VM ended first".to_owned()),
+            Some(0) => RebalanceState::Done,
+            Some(_) if is_stopped => RebalanceState::Stopped,
+            Some(stayed) => {
+                let mib = (u64::from(stayed) * copy_bytes) >> 20;
+                let why =
+                    format!("a donor was lost, or out of use; {mib} MiB stay where they were");
+                RebalanceState::Failed(why)
+            }
+        };
+        tracing::info!("the rebalancing has ended: {state:?}");
+        self.end_rebalance(state);
+    }
+
+    fn end_rebalance(&self, state: RebalanceState) {
+        self.with_rebalance(|last| last.state = state);
+    }
+
+    /// Changes the last rebalancing.
+    fn with_rebalance(&self, change: impl FnOnce(&mut Rebalance)) {
+        let mut last = self
+            .moves
+            .rebalance
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = &mut *last {
+            change(last);
+        }
+    }
+}

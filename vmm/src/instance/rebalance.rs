@@ -1,0 +1,90 @@
+//! Memory that moves to donors with less than their share.
+
+use crossbeam_channel::bounded;
+use memory_fabric::fabric::{DonorAddress, RebalanceState, RebalanceSummary};
+
+use super::drains::{PREPARE_TIME_MAX, VmDrains, newcomers, refusal};
+use crate::control_socket::protocol::{RebalanceBody, Refusal, RefusalCode};
+use crate::report::{self, RebalanceUsed};
+
+impl VmDrains {
+    /// Returns the state of the last rebalancing.
+    pub fn rebalance_body(&self) -> RebalanceBody {
+        let state = self.lock();
+        RebalanceBody {
+            preparing: state.is_adding,
+            error: state.rebalance_error.clone(),
+            rebalance: self.view().rebalance().map(|last| rebalanced(&last)),
+        }
+    }
+
+    /// Has donors join and moves memory until each donor has its share, and waits up to a limit until
+    /// it moves. Without donors that join, one that is in progress goes on.
+    pub fn rebalance(&self, new: Vec<DonorAddress>) -> Result<(), Refusal> {
+        let is_moving = self.view().rebalance().is_some_and(|last| !last.is_over());
+        if is_moving && new.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut state = self.lock();
+            if state.is_adding || state.preparing.is_some() {
+                let text = "donors are being asked for memory; wait until that has ended";
+                return Err(Refusal::new(RefusalCode::Busy, text));
+            }
+            state.is_adding = true;
+            state.rebalance_error = None;
+        }
+        let (result_sender, result) = bounded(1);
+        let drains = self.clone();
+        let prepare = move || {
+            let before = drains.lenders();
+            let begun = drains.fabric().rebalance(&new);
+            let begun = begun.map_err(|error| refusal(&error));
+            let begun = begun.inspect_err(|refusal| {
+                tracing::warn!("memory is not rebalanced: {}", refusal.text);
+            });
+            {
+                let mut state = drains.lock();
+                state.is_adding = false;
+                match &begun {
+                    Ok(_) => state.named.extend(newcomers(new, &before)),
+                    Err(refusal) => state.rebalance_error = Some(refusal.text.clone()),
+                }
+            }
+            // The receiver may have timed out.
+            let _ = result_sender.try_send(begun.map(drop));
+        };
+        let thread = std::thread::Builder::new().name("rebalance".into());
+        if let Err(error) = thread.spawn(prepare) {
+            self.lock().is_adding = false;
+            return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
+        }
+        // A later result is visible in the body.
+        result.recv_timeout(PREPARE_TIME_MAX).unwrap_or(Ok(()))
+    }
+
+    /// Ends a rebalancing after the part that is moving.
+    pub fn stop_rebalancing(&self) -> Result<(), Refusal> {
+        if self.fabric().stop_rebalancing() {
+            return Ok(());
+        }
+        let text = "no memory is being rebalanced";
+        Err(Refusal::new(RefusalCode::State, text))
+    }
+}
+
+/// Returns a rebalancing as report and status have it.
+pub fn rebalanced(last: &RebalanceSummary) -> RebalanceUsed {
+    let (state, error) = match &last.state {
+        RebalanceState::Moving => (report::RebalanceState::Moving, None),
+        RebalanceState::Done => (report::RebalanceState::Done, None),
+        RebalanceState::Stopped => (report::RebalanceState::Stopped, None),
+        RebalanceState::Failed(why) => (report::RebalanceState::Failed, Some(why.clone())),
+    };
+    RebalanceUsed {
+        state,
+        bytes: last.bytes,
+        moved_bytes: last.moved_bytes,
+        error,
+    }
+}
