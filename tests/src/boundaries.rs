@@ -184,6 +184,23 @@ const FORBIDDEN: &[Forbidden] = &[
         package: "ssi-hv-control",
         dependencies: &[FABRIC_NETWORK, KVM_CRATES, &["clap", "devices", "ssi-hv"]],
     },
+    // Who is in a cluster is public, and no page, key or token of one comes near it.
+    Forbidden {
+        package: "ssi-hv-membership",
+        dependencies: &[
+            KVM_CRATES,
+            MONITOR_CRATES,
+            &[
+                "clap",
+                "devices",
+                "fabric-peers",
+                "fabric-sealing",
+                "fabric-transport",
+                "fabric-wire",
+                "memory-fabric",
+            ],
+        ],
+    },
     Forbidden {
         package: "ssi-hv-html",
         dependencies: &[

@@ -1,0 +1,307 @@
+//! A real etcd on a loopback port, for tests.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::list::runtime;
+use crate::target::{Endpoints, Target};
+
+/// Deadline of each wait of a test.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Attempts to find two ports that nobody takes in between.
+const ATTEMPTS: usize = 5;
+
+/// An etcd that is killed when it is dropped.
+#[derive(Debug)]
+pub struct Etcd {
+    directory: tempfile::TempDir,
+    program: PathBuf,
+    client: u16,
+    peer: u16,
+    is_secure: bool,
+    child: Child,
+}
+
+/// Returns the program, if the host has one; prints a skip otherwise.
+fn program() -> Option<PathBuf> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/etcd");
+    let paths = [tools, "/usr/bin/etcd".into(), "/usr/local/bin/etcd".into()];
+    let found = paths.into_iter().find(|path| path.is_file());
+    if found.is_none() {
+        println!("SKIPPED: no etcd: scripts/setup unpacks it");
+    }
+    found
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+impl Etcd {
+    /// Starts one without TLS, if the host has etcd.
+    #[must_use]
+    pub fn start() -> Option<Self> {
+        Self::start_as(false)
+    }
+
+    /// Starts one that proves its name, and wants a certificate of its authority.
+    #[must_use]
+    pub fn with_tls() -> Option<Self> {
+        Self::start_as(true)
+    }
+
+    fn start_as(is_secure: bool) -> Option<Self> {
+        let program = program()?;
+        for _ in 0..ATTEMPTS {
+            let directory = tempfile::tempdir().expect("a directory");
+            if is_secure {
+                issue(directory.path());
+            }
+            let (client, peer) = (free_port(), free_port());
+            let child = spawn(&program, directory.path(), client, peer, is_secure);
+            let mut etcd = Self {
+                directory,
+                program: program.clone(),
+                client,
+                peer,
+                is_secure,
+                child,
+            };
+            if etcd.is_serving() {
+                return Some(etcd);
+            }
+            // Another process has one of the ports.
+            println!("{}", log_of(etcd.directory.path()));
+        }
+        panic!("etcd does not start");
+    }
+
+    fn is_serving(&mut self) -> bool {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            if self.child.try_wait().expect("it is a child").is_some() {
+                return false;
+            }
+            if self
+                .try_ask("/v3/kv/range", &json!({ "key": "AA==" }))
+                .is_ok()
+            {
+                return true;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{}",
+                log_of(self.directory.path())
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Returns its address for `--cluster`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let scheme = if self.is_secure { "etcds" } else { "etcd" };
+        format!("{scheme}://127.0.0.1:{}", self.client)
+    }
+
+    /// Returns its port.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.client
+    }
+
+    /// Returns the directory for `--cluster-credentials`.
+    #[must_use]
+    pub fn credentials(&self) -> PathBuf {
+        self.directory.path().join("client")
+    }
+
+    /// Returns a directory with the certificate of another authority, and the one of etcd's.
+    #[must_use]
+    pub fn wrong_credentials(&self) -> PathBuf {
+        self.directory.path().join("other")
+    }
+
+    /// Returns how it is asked.
+    #[must_use]
+    pub fn endpoints(&self) -> Endpoints {
+        let target: Target = self.url().parse().expect("an address");
+        let credentials = self.is_secure.then(|| self.credentials());
+        let made = target.endpoints(credentials.as_deref(), false);
+        made.expect("it can be asked")
+    }
+
+    fn try_ask(&self, path: &str, body: &Value) -> Result<Value, String> {
+        let asked = async { Client::new(&self.endpoints()).post(path, body).await };
+        let runtime = runtime().expect("a runtime");
+        runtime.block_on(asked).map_err(|error| error.to_string())
+    }
+
+    /// Sends it a request.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it refuses.
+    #[must_use]
+    pub fn ask(&self, path: &str, body: &Value) -> Value {
+        self.try_ask(path, body).expect("an answer")
+    }
+
+    /// Writes a key.
+    pub fn put(&self, key: &str, value: &[u8]) {
+        use base64::Engine as _;
+        let base64 = |bytes: &[u8]| base64::engine::general_purpose::STANDARD.encode(bytes);
+        let body = json!({ "key": base64(key.as_bytes()), "value": base64(value) });
+        let _ = self.ask("/v3/kv/put", &body);
+    }
+
+    /// Returns all keys with their values.
+    #[must_use]
+    pub fn all(&self) -> Vec<(String, Vec<u8>)> {
+        use base64::Engine as _;
+        let answer = self.ask(
+            "/v3/kv/range",
+            &json!({ "key": "AA==", "range_end": "AA==" }),
+        );
+        let bytes = |value: &Value| {
+            let text = value.as_str().unwrap_or_default();
+            let read = base64::engine::general_purpose::STANDARD.decode(text);
+            read.expect("base64")
+        };
+        let all = answer["kvs"].as_array().cloned().unwrap_or_default();
+        let all = all.iter().map(|one| {
+            let key = String::from_utf8(bytes(&one["key"])).expect("UTF-8");
+            (key, bytes(&one["value"]))
+        });
+        all.collect()
+    }
+
+    /// Ends it without warning.
+    pub fn kill(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Starts it again with its data.
+    pub fn restart(&mut self) {
+        self.kill();
+        let directory = self.directory.path();
+        self.child = spawn(
+            &self.program,
+            directory,
+            self.client,
+            self.peer,
+            self.is_secure,
+        );
+        assert!(self.is_serving(), "{}", log_of(self.directory.path()));
+    }
+
+    /// Stops it, so that connections stay and nothing is answered, or lets it run on.
+    pub fn set_stopped(&self, is_stopped: bool) {
+        let signal = if is_stopped { "-STOP" } else { "-CONT" };
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "no signal");
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn spawn(program: &Path, directory: &Path, client: u16, peer: u16, is_secure: bool) -> Child {
+    let scheme = if is_secure { "https" } else { "http" };
+    let client = format!("{scheme}://127.0.0.1:{client}");
+    let peer = format!("http://127.0.0.1:{peer}");
+    let log = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(directory.join("log"))
+        .expect("a log");
+    let mut command = Command::new(program);
+    command
+        .arg(format!("--data-dir={}", directory.join("data").display()))
+        .arg(format!("--listen-client-urls={client}"))
+        .arg(format!("--advertise-client-urls={client}"))
+        .arg(format!("--listen-peer-urls={peer}"))
+        .arg(format!("--initial-advertise-peer-urls={peer}"))
+        .arg(format!("--initial-cluster=default={peer}"))
+        // A test's disk may be slow.
+        .args([
+            "--heartbeat-interval=200",
+            "--election-timeout=2000",
+            "--unsafe-no-fsync",
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    if is_secure {
+        let file = |name: &str| directory.join("server").join(name).display().to_string();
+        command
+            .arg("--client-cert-auth")
+            .arg(format!("--trusted-ca-file={}", file("ca.pem")))
+            .arg(format!("--cert-file={}", file("cert.pem")))
+            .arg(format!("--key-file={}", file("key.pem")));
+    }
+    command.spawn().expect("etcd starts")
+}
+
+fn log_of(directory: &Path) -> String {
+    let log = fs::read_to_string(directory.join("log")).unwrap_or_default();
+    let mut last: Vec<_> = log.lines().rev().take(20).collect();
+    last.reverse();
+    last.join("\n")
+}
+
+/// Issues certificates of an authority for etcd and a client, and one of another authority.
+fn issue(directory: &Path) {
+    let authority = || {
+        let mut parameters = CertificateParams::new(Vec::new()).expect("no names");
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate().expect("a key");
+        let pem = parameters.self_signed(&key).expect("is signed").pem();
+        (pem, Issuer::new(parameters, key))
+    };
+    let (pem, issuer) = authority();
+    let (_, other) = authority();
+    for (name, issuer) in [("server", &issuer), ("client", &issuer), ("other", &other)] {
+        let mut parameters = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
+        // The gateway of etcd is a client of etcd itself, with the certificate of the server.
+        parameters.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let key = KeyPair::generate().expect("a key");
+        let certificate = parameters.signed_by(&key, issuer).expect("is signed");
+        let place = directory.join(name);
+        fs::create_dir(&place).expect("a directory");
+        let files = [
+            ("ca.pem", pem.clone()),
+            ("cert.pem", certificate.pem()),
+            ("key.pem", key.serialize_pem()),
+        ];
+        for (file, text) in files {
+            let mut options = fs::OpenOptions::new();
+            let options = options.create(true).write(true).mode(0o600);
+            let opened = options.open(place.join(file));
+            std::io::Write::write_all(&mut opened.expect("a file"), text.as_bytes())
+                .expect("is written");
+        }
+    }
+}
