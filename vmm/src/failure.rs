@@ -46,6 +46,21 @@ impl Failure {
         }
     }
 
+    /// Returns the error if it is of this type.
+    pub fn cause<E: std::error::Error + Send + Sync + 'static>(&self) -> Option<&E> {
+        self.error.downcast_ref()
+    }
+
+    /// Adds what else is wrong, and keeps the exit code.
+    pub fn beside(self, other: &(dyn std::error::Error + 'static)) -> Self {
+        let code = self.code;
+        let text = format!("{}; {}", self.one_line(), describe(other));
+        Self {
+            code,
+            error: anyhow::Error::msg(text),
+        }
+    }
+
     /// The exit code.
     pub const fn code(&self) -> ExitCode {
         self.code

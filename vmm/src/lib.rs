@@ -13,6 +13,7 @@ pub mod instance;
 mod intervals;
 pub mod lifeline;
 pub mod logging;
+pub mod membership;
 mod memory_speed;
 pub mod metrics;
 pub mod node;

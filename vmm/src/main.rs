@@ -12,8 +12,8 @@ use ssi_hv::{compute, instance, logging, open_files, progress, stderr};
 
 use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
-    Failure, bench, control, doctor, drain, evict, man, moving, node, pki, plug, print, rebalance,
-    report, status, top, up,
+    Failure, bench, control, doctor, drain, evict, man, moving, node, nodes, pki, plug, print,
+    rebalance, report, status, top, up,
 };
 
 fn main() -> process::ExitCode {
@@ -94,6 +94,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Up(config) => up::up(&config, verbosity),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
+        Action::Nodes(config) => nodes::nodes(&config),
         Action::Top(config) => top::top(&config),
         Action::Control(command) => control::control(&command),
         Action::Move(config) => moving::move_vcpu(&config),

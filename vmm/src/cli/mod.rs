@@ -4,6 +4,7 @@ pub mod bench;
 pub mod control;
 pub mod generate;
 pub mod node;
+pub mod nodes;
 pub mod pki;
 pub mod report;
 mod run;
@@ -31,6 +32,7 @@ use self::bench::{
 use self::control::{ControlCommand, ControlConfig};
 use self::generate::{CompletionsConfig, ManConfig};
 use self::node::{EvictConfig, NodeCli, NodeRef};
+use self::nodes::NodesConfig;
 use self::pki::PkiCommand;
 use self::report::ReportConfig;
 use self::run::RunArgs;
@@ -63,7 +65,7 @@ enum Command {
     /// Boot a guest whose memory may be spread over donors
     Run(Box<RunArgs>),
     /// Lend memory of this host to guests on others
-    Node(NodeCli),
+    Node(Box<NodeCli>),
     /// Run vCPUs of a VM for the node that starts this
     #[command(hide = true)]
     NodeVm,
@@ -71,6 +73,8 @@ enum Command {
     Up(UpConfig),
     /// Show running VMs and nodes
     Status(StatusConfig),
+    /// List the nodes that are registered in an etcd
+    Nodes(NodesConfig),
     /// Show a VM's faults, links and memory, kept up to date
     Top(TopConfig),
     /// Pause a VM
@@ -125,7 +129,7 @@ pub enum Action {
     /// Boot a guest.
     Run(Box<RunSettings>),
     /// Lend memory.
-    Node(NodeSettings),
+    Node(Box<NodeSettings>),
     /// End what a member has on a node.
     Evict(EvictConfig),
     /// Make a node read its credentials again.
@@ -136,6 +140,8 @@ pub enum Action {
     Up(UpConfig),
     /// Ask what runs here.
     Status(StatusConfig),
+    /// List the nodes of a cluster.
+    Nodes(NodesConfig),
     /// Watch a VM.
     Top(TopConfig),
     /// Control a VM: pause, resume or end it.
@@ -301,6 +307,7 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
         Command::Resume(config) => Action::Control(ControlCommand::Resume(config)),
         Command::Shutdown(config) => Action::Control(ControlCommand::Shutdown(config)),
         Command::Kill(config) => Action::Control(ControlCommand::Kill(config)),
+        Command::Nodes(config) => Action::Nodes(config),
         Command::Move(config) => Action::Move(config),
         Command::Hotplug(config) => Action::Hotplug(config),
         Command::Drain(config) => Action::Drain(config),

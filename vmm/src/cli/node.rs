@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use fabric_identity::Holder;
 use ssi_hv::config::address::HostPort;
+use ssi_hv::config::membership::MemberArg;
 use ssi_hv::config::policy::AllowArg;
 use ssi_hv::config::rdma::RdmaArg;
 use ssi_hv::config::{DEFAULT_LEASE_SECONDS, NodeSettings};
@@ -56,7 +57,7 @@ impl NodeCli {
         match (self.command, self.lend) {
             (Some(NodeCommand::Evict(config)), _) => Action::Evict(config),
             (Some(NodeCommand::Reload(config)), _) => Action::Reload(config),
-            (None, Some(lend)) => Action::Node(lend.settings()),
+            (None, Some(lend)) => Action::Node(Box::new(lend.settings())),
             (None, None) => unreachable!("clap requires --listen without a command"),
         }
     }
@@ -112,6 +113,20 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "RULE")]
     allow: Vec<AllowArg>,
 
+    /// Register in this etcd, where VMs find the node: etcd://HOST:PORT[,HOST:PORT][/PREFIX], or
+    /// etcds:// for TLS
+    #[arg(long, value_name = "URL")]
+    cluster: Option<String>,
+
+    /// Directory with ca.pem, cert.pem and key.pem for etcd
+    #[arg(long, value_name = "DIR")]
+    cluster_credentials: Option<PathBuf>,
+
+    /// What is registered, name=NAME,zone=ZONE,address=HOST:PORT or some of them [default: the name
+    /// in the certificate, or of the host; the address of --listen]
+    #[arg(long, value_name = "MEMBER")]
+    member: Option<MemberArg>,
+
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
     insecure: bool,
@@ -139,6 +154,9 @@ impl NodeArgs {
             metrics: self.metrics,
             credentials: self.credentials,
             allow: self.allow,
+            cluster: self.cluster,
+            cluster_credentials: self.cluster_credentials,
+            member: self.member,
             insecure: self.insecure,
             end_with_stdin: self.end_with_stdin,
             report: self.report,

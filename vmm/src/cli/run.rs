@@ -184,9 +184,13 @@ pub(super) struct RunArgs {
     #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
     nodes: Vec<NodeArg>,
 
-    /// Use the running nodes of a cluster.toml
+    /// Use the running nodes of a cluster.toml, or etcd://HOST:PORT
     #[arg(long, value_name = "FILE", help_heading = "Where the memory is")]
     cluster: Option<PathBuf>,
+
+    /// Directory with ca.pem, cert.pem and key.pem for the etcd of --cluster. Hidden: docs/cluster.md
+    #[arg(long, value_name = "DIR", hide = true)]
+    cluster_credentials: Option<PathBuf>,
 
     /// auto (default), rdma, hybrid, tcp, udp, loopback
     #[arg(
@@ -423,6 +427,7 @@ impl RunArgs {
             redundancy: self.redundancy,
             nodes: self.nodes,
             cluster: self.cluster,
+            cluster_credentials: self.cluster_credentials,
             transport: self.transport,
             rdma: self.rdma,
             numa: self.numa,

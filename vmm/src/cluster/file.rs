@@ -6,15 +6,13 @@ use std::path::{Path, PathBuf};
 
 use fabric_identity::Name;
 use serde::de::DeserializeOwned;
+use ssi_hv_membership::TargetError;
 use toml::{Table, Value};
 
 use super::{Cluster, LISTEN_DEFAULT, NAMESPACE_NETWORK, Node, Place, command_line};
 use crate::config::address::HostPort;
 use crate::config::file::{self, ConfigFileError};
 use crate::config::{NodeSettings, RunSettings, ValidationError};
-
-/// Prefix of the planned alternative to a file.
-const ETCD: &str = "etcd://";
 
 /// Why the file of a cluster cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -50,11 +48,9 @@ pub enum ClusterError {
         /// The problem.
         source: Box<ValidationError>,
     },
-    /// The planned alternative to a file.
-    #[error(
-        "--cluster {0} is not there yet in this build; name the file of the nodes, or each donor with --donor HOST:PORT"
-    )]
-    Etcd(String),
+    /// The address of an etcd, instead of a file, is malformed.
+    #[error("--cluster: {0}")]
+    Etcd(#[from] TargetError),
 }
 
 /// Returns the address of a running node of a file.
@@ -185,10 +181,6 @@ fn planned_address(index: u16, node: &Node) -> HostPort {
 
 /// Reads only the nodes of the file.
 pub(super) fn read_nodes(what: &'static str, path: &Path) -> Result<Vec<Node>, ClusterError> {
-    let text = path.to_string_lossy();
-    if text.starts_with(ETCD) {
-        return Err(ClusterError::Etcd(text.into_owned()));
-    }
     let mut table = read_table(what, path)?;
     take_nodes(path, &mut table)
 }

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use fabric_identity::Name;
 use memory_fabric::fabric::Fingerprint;
 use serde::{Deserialize, Serialize};
+use ssi_hv_membership::Target;
 
 pub use self::file::ClusterError;
 use crate::config::address::{Donor, HostPort};
@@ -197,7 +198,8 @@ impl Cluster {
     }
 }
 
-/// Adds the nodes of `--cluster` to those of `--donor` and `--node`.
+/// Adds the nodes of `--cluster` to those of `--donor` and `--node`. An etcd is asked later, when the
+/// VM starts.
 ///
 /// # Errors
 ///
@@ -206,6 +208,12 @@ pub fn with_donors(mut config: RunSettings) -> Result<RunSettings, ClusterError>
     let Some(file) = config.cluster.take() else {
         return Ok(config);
     };
+    let text = file.to_string_lossy();
+    if Target::is_meant(&text) {
+        text.parse::<Target>()?;
+        config.cluster = Some(file);
+        return Ok(config);
+    }
     let nodes = file::read_nodes("--cluster", &file)?;
     let reached = nodes
         .iter()

@@ -259,6 +259,9 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     node.metrics = Some("127.0.0.1:9000".parse().expect("an address"));
     node.credentials = Some("alpha".into());
     node.report = Some("r.json".into());
+    node.cluster = Some("etcd://h:2379".into());
+    node.cluster_credentials = Some("etcd".into());
+    node.member = Some("name=far".parse().expect("a member"));
     node.allow = vec!["vm/web,leases=2".parse().expect("a rule")];
     let written = to_table(&node).expect("is TOML");
     for flag in keys_of::<NodeSettings>() {
@@ -385,11 +388,14 @@ fn run_takes_the_nodes_of_a_file_as_donors() {
         cluster: Some("etcd://h:2379".into()),
         ..RunSettings::default()
     };
-    let etcd = with_donors(etcd).expect_err("is planned").to_string();
-    assert!(
-        etcd.contains("--cluster etcd://h:2379 is not there yet"),
-        "{etcd}"
-    );
+    let kept = with_donors(etcd.clone()).expect("is asked at the start");
+    assert_eq!(kept, etcd);
+    let wrong = RunSettings {
+        cluster: Some("etcd://h".into()),
+        ..RunSettings::default()
+    };
+    let wrong = with_donors(wrong).expect_err("no port").to_string();
+    assert!(wrong.contains("`h` is not HOST:PORT"), "{wrong}");
 }
 
 #[test]

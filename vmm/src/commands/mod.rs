@@ -8,6 +8,7 @@ pub mod evict;
 pub mod man;
 pub mod moving;
 pub mod node;
+pub mod nodes;
 pub mod pki;
 pub mod plug;
 pub mod rebalance;

@@ -22,6 +22,7 @@ use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::credentials::{self, DailyWarning};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::membership::record::register;
 use ssi_hv::node::{METRICS, NodeState, ROUTES, counters, reload};
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
@@ -70,7 +71,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let shown = shown.transpose().map_err(Failure::usage)?;
     let daily = shown.clone().map(DailyWarning::start);
     let _daily = daily.transpose().context("cannot start a thread")?;
-    let policy = config.allow.map(Arc::new);
+    let policy = config.allow.clone().map(Arc::new);
     let rules = policy.as_ref().map(|policy| policy.read());
     let rules = rules.transpose().map_err(Failure::usage)?;
     let donor_config = DonorConfig {
@@ -78,16 +79,17 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         memory_bytes: config.memory.bytes(),
         lease_duration_max: config.lease,
         spin: SPIN_DEFAULT,
-        rdma: config.rdma,
+        rdma: config.rdma.clone(),
         credentials: shown,
         allow: rules,
     };
-    let cpus = (config.cpus > 0)
-        .then(|| Arc::new(CpuHost::new(config.cpus, config.rdma_of_vms)) as Arc<dyn CpuLender>);
+    let cpus = (config.cpus > 0).then(|| {
+        Arc::new(CpuHost::new(config.cpus, config.rdma_of_vms.clone())) as Arc<dyn CpuLender>
+    });
     let rdma = RdmaUse {
         connections_max: config.rdma_connections,
         bytes_max: config.rdma_memory.map(ByteSize::bytes),
-        settings: config.rdma_settings,
+        settings: config.rdma_settings.clone(),
     };
     let donor = Donor::lending_cpus(&donor_config, rdma, cpus)?;
     let donor = Arc::new(donor);
@@ -104,6 +106,9 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         },
     )?;
     let server = serve_control_socket(&state);
+    let membership = config.membership.as_ref();
+    let registered = membership.map(|membership| register(&config, membership, &donor));
+    let registered = registered.transpose().map_err(Failure::usage)?;
     if !config.listen.ip().is_loopback() && config.credentials.is_none() {
         tracing::warn!(
             "--insecure: any host that reaches {} can lease memory, and read and change memory of \
@@ -136,7 +141,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         }
     }
     // A stop by a signal is the normal end of a node, and counts as success.
-    drop((server, metrics));
+    drop((server, metrics, registered));
     let leases = donor.pool().leases();
     if leases > 0 {
         tracing::warn!(leases, "VMs still had memory here; they lose it");

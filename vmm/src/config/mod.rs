@@ -13,6 +13,7 @@ pub mod disk;
 pub mod file;
 pub mod gids;
 mod local_memory;
+pub mod membership;
 mod nearest;
 pub mod net;
 mod node;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::CPUS_MAX;
 use super::address::HostPort;
+use super::membership::{MemberArg, Membership};
 use super::policy::{AllowArg, Policy};
 use super::rdma::RdmaArg;
 use super::validation::{
@@ -62,6 +63,15 @@ pub struct NodeSettings {
     /// member may use all
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<AllowArg>,
+    /// Register in this etcd, where VMs find the node: etcd://HOST:PORT[,HOST:PORT][/PREFIX]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// Directory with the certificate for etcd, and its authority
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_credentials: Option<PathBuf>,
+    /// What is registered, name=NAME,zone=ZONE,address=HOST:PORT
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub member: Option<MemberArg>,
     /// Allow addresses beyond this host, without authentication or encryption
     #[serde(default)]
     pub insecure: bool,
@@ -102,6 +112,8 @@ pub struct NodeConfig {
     pub credentials: Option<PathBuf>,
     /// Who may use it, and how much; `None` allows every member everything.
     pub allow: Option<Policy>,
+    /// Where it registers.
+    pub membership: Option<Membership>,
     /// The address for Prometheus metrics.
     pub metrics: Option<SocketAddr>,
     /// Whether the node ends with its standard input.
@@ -140,6 +152,7 @@ impl NodeSettings {
             rdma_memory: self.rdma_memory,
             credentials: self.credentials.clone(),
             allow,
+            membership: self.checked_membership()?,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             end_with_stdin: self.end_with_stdin,
             report: self.report.clone(),
@@ -220,6 +233,9 @@ mod tests {
             metrics: None,
             credentials: None,
             allow: Vec::new(),
+            cluster: None,
+            cluster_credentials: None,
+            member: None,
             insecure: false,
             end_with_stdin: false,
             report: None,
@@ -283,6 +299,28 @@ mod tests {
         assert!(allow.read().is_err());
         node.allow.push("vm/web".parse().expect("a rule"));
         assert!(refused(&node).contains("--allow: vm/web has a rule already in --allow"));
+    }
+
+    #[test]
+    fn a_node_registers_an_address_that_vms_can_use() {
+        let mut node = settings("0.0.0.0:7000");
+        node.insecure = true;
+        assert_eq!(node.parse().expect("is valid").membership, None);
+        node.member = Some("zone=a".parse().expect("a member"));
+        assert!(refused(&node).contains("--member is for nodes"));
+        node.cluster = Some("etcd://127.0.0.1:2379".into());
+        let text = refused(&node);
+        assert!(text.contains("add --member address=HOST:PORT"), "{text}");
+        node.member = Some("address=h:7000".parse().expect("a member"));
+        let membership = node.parse().expect("is valid").membership;
+        assert!(membership.is_some_and(|one| one.insecure));
+        node.cluster = Some("cluster.toml".into());
+        let text = refused(&node);
+        assert!(text.contains("write etcd://HOST:PORT"), "{text}");
+        node.cluster = None;
+        node.member = None;
+        node.cluster_credentials = Some("etcd".into());
+        assert!(refused(&node).contains("--cluster-credentials is for"));
     }
 
     #[test]

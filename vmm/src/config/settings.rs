@@ -97,9 +97,12 @@ pub struct RunSettings {
     /// A node that runs vCPUs, HOST:PORT,cpus=N; repeatable
     #[serde(rename = "node", skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeArg>,
-    /// Running nodes as donors, from the file of `ssi-hv up`
+    /// Running nodes as donors, from the file of `ssi-hv up`, or etcd://HOST:PORT
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<PathBuf>,
+    /// Directory with the certificate for etcd, and its authority
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_credentials: Option<PathBuf>,
     /// How pages travel
     #[serde(with = "choice")]
     pub transport: TransportKind,
@@ -201,6 +204,7 @@ impl Default for RunSettings {
             redundancy: None,
             nodes: Vec::new(),
             cluster: None,
+            cluster_credentials: None,
             transport: TransportKind::Auto,
             rdma: None,
             numa: Numa::Flat,

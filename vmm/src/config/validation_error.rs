@@ -8,6 +8,7 @@ use fabric_identity::Name;
 
 use super::address::HostPort;
 use super::cpu_list::CpuList;
+use super::membership::MembershipError;
 use super::node_arg::NODES_MAX;
 use super::policy::PolicyError;
 use super::privileges::PrivilegesError;
@@ -358,6 +359,9 @@ pub enum ValidationError {
     /// Rules for members that cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// A node cannot register as configured.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
     /// A donor or node without the name that its certificate is compared with.
     #[error(
         "{what} {address} has no name to compare with its certificate; add name=NAME, where its certificate is of node/NAME"

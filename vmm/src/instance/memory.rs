@@ -19,7 +19,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use super::run_error::RunError;
 use super::supervisor::Supervisor;
 use crate::config::name::called;
-use crate::config::{Numa, RunConfig};
+use crate::config::{Numa, ResolvedDonor, RunConfig};
 use crate::credentials;
 use crate::exit::ExitCode;
 use crate::failure::Failure;
@@ -90,14 +90,18 @@ pub fn fabric_config(
 }
 
 fn configured_donors(config: &RunConfig) -> Vec<DonorAddress> {
-    let donors = config.donors.iter().map(|donor| DonorAddress {
+    config.donors.iter().map(donor_address).collect()
+}
+
+/// Returns a donor as the fabric has it.
+pub fn donor_address(donor: &ResolvedDonor) -> DonorAddress {
+    DonorAddress {
         address: donor.address,
         name: donor.identity.clone(),
         fingerprint: donor.fingerprint,
         zone: donor.zone.as_ref().map(ToString::to_string),
         bytes: donor.memory.map(ByteSize::bytes),
-    });
-    donors.collect()
+    }
 }
 
 /// What donors are shown.

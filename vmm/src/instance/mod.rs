@@ -13,6 +13,8 @@ mod free_memory;
 mod hotplug;
 mod hotplug_routes;
 mod links;
+mod listen;
+mod members;
 mod memory;
 mod metrics;
 mod move_routes;

@@ -10,6 +10,8 @@ use super::devices::HostDevices;
 use super::drains::VmDrains;
 use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used, unused};
+use super::listen::listen;
+use super::members::connected;
 use super::memory::{
     connect, donor_shares, fabric_config, guest_memory, has_terminal, return_leases,
 };
@@ -21,14 +23,11 @@ use super::sandbox::{self, Confinement};
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
-use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 use super::{failing, follow};
 use crate::config::name::called;
 use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings, VcpuPolicy};
-use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
-use crate::control_socket::server::{Server, ServerError};
 use crate::exec::tail::Tail;
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe as describe_error};
@@ -37,6 +36,7 @@ use crate::machine::{
     Initrd, Machine, MachineConfig, MachineError, MachineHandle, Outcome, allowed_cpus,
     command_line, movable_parameter, node_parameters, tsc_khz,
 };
+use crate::membership::Members;
 use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
 use crate::{host, metrics};
@@ -52,6 +52,8 @@ pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
 
 fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let started = Instant::now();
+    let (with_donors, members) = Members::find(settings)?.unzip();
+    let settings = with_donors.as_ref().unwrap_or(settings);
     let config = &settings.parse()?;
     if let Some(warning) = config.unprotected() {
         tracing::warn!("{warning}");
@@ -82,7 +84,14 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     ));
     let (exec, mut result) = match exec {
         Ok(exec) => {
-            let result = open_and_boot(config, confinement, &instance, exec.as_ref(), &mut report);
+            let result = open_and_boot(
+                config,
+                members.as_ref(),
+                confinement,
+                &instance,
+                exec.as_ref(),
+                &mut report,
+            );
             (exec, result)
         }
         Err(failure) => (None, Err(failure)),
@@ -125,6 +134,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
 /// report.
 fn open_and_boot(
     config: &RunConfig,
+    members: Option<&Members>,
     confinement: &Confinement<'_>,
     instance: &Arc<Instance>,
     exec: Option<&Exec>,
@@ -152,6 +162,7 @@ fn open_and_boot(
     let devices = HostDevices::open(config)?;
     let run = Run {
         config,
+        members,
         confinement,
         supervisor,
         exec,
@@ -164,49 +175,11 @@ fn open_and_boot(
     result
 }
 
-/// Starts the control socket, if a directory is usable. A name that another VM has is refused
-/// before anything is started.
-fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>, Failure> {
-    let service = Service {
-        subject: Arc::clone(instance),
-        routes: ROUTES,
-    };
-    let start = || {
-        let directory = Directory::for_listening()?;
-        // A login session and a service of one user listen in different directories.
-        let _locks = Directory::lock_all()?;
-        if let Some(name) = &config.name
-            && let Some(other) = Directory::vm_named(name)?
-        {
-            return Err(ServerError::NameTaken {
-                name: name.clone(),
-                pid: other.pid,
-            });
-        }
-        Server::start_locked(&directory, Kind::Vm, config.name.as_ref(), service)
-    };
-    match start() {
-        Ok(server) => Ok(Some(server)),
-        Err(error @ ServerError::NameTaken { .. }) => Err(Failure::new(ExitCode::Usage, error)),
-        // It is then unknown whether another VM has the name.
-        Err(error @ ServerError::Directory(DirectoryError::Locked { .. }))
-            if config.name.is_some() =>
-        {
-            Err(error.into())
-        }
-        Err(error) => {
-            tracing::warn!(
-                "`ssi-hv status` will not find this VM: {}",
-                describe_error(&error)
-            );
-            Ok(None)
-        }
-    }
-}
-
 /// A run with a valid configuration.
 struct Run<'a> {
     config: &'a RunConfig,
+    /// Where its donors come from, if that is an etcd.
+    members: Option<&'a Members>,
     confinement: &'a Confinement<'a>,
     supervisor: &'a Arc<Supervisor>,
     instance: &'a Instance,
@@ -264,7 +237,9 @@ impl Run<'_> {
         }
         let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
         let shares = donor_shares(config, &fabric_config);
-        let fabric = connect(config, &fabric_config, shares.as_ref(), supervisor)?;
+        let fabric = connected(config, self.members, &mut fabric_config, |fabric_config| {
+            connect(config, fabric_config, shares.as_ref(), supervisor)
+        })?;
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
         let shown = fabric_config.credentials.as_ref();

@@ -14,6 +14,7 @@ mod flood;
 mod hotplug;
 mod insecure;
 mod linking;
+mod membership;
 mod metrics;
 mod node;
 mod nodes;

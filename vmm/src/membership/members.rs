@@ -1,0 +1,353 @@
+//! The nodes of an etcd as donors of a VM.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use fabric_host::lock;
+use fabric_identity::Name;
+use memory_fabric::BLOCK_BYTES;
+use memory_fabric::fabric::{Redundancy, TransportKind};
+use serde::Serialize;
+use ssi_hv_membership::{Carrier, Endpoints, EtcdError, Found, Member, Target, find};
+
+use super::choose::{Candidate, Need, choose};
+use crate::config::address::{Donor, HostPort};
+use crate::config::membership::MembershipError;
+use crate::config::{Protection, ResolvedDonor, RunSettings, ValidationError, resolved_donor};
+use crate::exit::ExitCode;
+use crate::failure::{Failure, describe};
+use crate::size::ByteSize;
+
+/// Deadline for the list of nodes, before the guest exists.
+const FIND_TIME_MAX: Duration = Duration::from_secs(10);
+/// The same for a new list when a node did not lend: the old one is used otherwise.
+const AGAIN_TIME_MAX: Duration = Duration::from_secs(3);
+/// Nodes that an error names.
+const NAMED_MAX: usize = 8;
+
+/// Why the nodes of an etcd cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MembersError {
+    /// There is no answer.
+    #[error("--cluster {target}: {source}; name nodes with --donor HOST:PORT to do without")]
+    Etcd {
+        /// The etcd.
+        target: Target,
+        /// Why not.
+        source: EtcdError,
+    },
+    /// They lend too little.
+    #[error(
+        "--cluster {target}: {wanted} of the guest's memory, beyond --local-memory, are to be on nodes{how}, and what is there does not suffice: {there}; start more nodes, or raise --local-memory"
+    )]
+    TooLittle {
+        /// The etcd.
+        target: Target,
+        /// How much.
+        wanted: ByteSize,
+        /// In which form.
+        how: String,
+        /// What each node has.
+        there: String,
+    },
+}
+
+/// The nodes of an etcd, for a VM that uses some of them.
+#[derive(Debug)]
+pub struct Members {
+    target: Target,
+    endpoints: Endpoints,
+    /// Those of the VM, without donors.
+    settings: RunSettings,
+    need: Need,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    found: Found,
+    /// Nodes that did not lend.
+    left_out: HashSet<SocketAddr>,
+}
+
+impl Members {
+    /// Finds donors for a VM whose `--cluster` is an etcd; `None` if it is not. Returns the settings
+    /// with these donors.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the settings cannot be used, etcd does not answer in time, or the nodes there lend
+    /// too little.
+    pub fn find(settings: &RunSettings) -> Result<Option<(RunSettings, Self)>, Failure> {
+        let Some(target) = etcd_of(settings)? else {
+            return Ok(None);
+        };
+        let need = checked_need(settings)?;
+        let credentials = settings.cluster_credentials.as_deref();
+        let endpoints = target.endpoints(credentials, settings.insecure);
+        let endpoints = endpoints.map_err(MembershipError::from);
+        let endpoints = endpoints.map_err(ValidationError::from)?;
+        let found = find(&endpoints, FIND_TIME_MAX).map_err(|source| {
+            let target = target.clone();
+            Failure::new(
+                ExitCode::DonorUnavailable,
+                MembersError::Etcd { target, source },
+            )
+        })?;
+        for problem in &found.problems {
+            tracing::warn!("an entry of etcd is left out: {problem}");
+        }
+        let left_out = HashSet::new();
+        let members = Self {
+            target,
+            endpoints,
+            settings: RunSettings {
+                cluster: None,
+                ..settings.clone()
+            },
+            need,
+            state: Mutex::new(State { found, left_out }),
+        };
+        let donors = members.chosen();
+        let donors = donors.map_err(|error| Failure::new(ExitCode::DonorUnavailable, error))?;
+        let names: Vec<_> = donors
+            .iter()
+            .map(|donor| donor.address.to_string())
+            .collect();
+        tracing::info!("donors by {}: {}", members.target, names.join(", "));
+        let mut settings = members.settings.clone();
+        settings.donors = donors;
+        Ok(Some((settings, members)))
+    }
+
+    /// Returns donors without one that did not lend: it was lost, or has lent its memory since it was
+    /// listed.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the others do not suffice.
+    pub fn without(&self, failed: SocketAddr) -> Result<Vec<ResolvedDonor>, MembersError> {
+        let again = find(&self.endpoints, AGAIN_TIME_MAX);
+        {
+            let mut state = lock(&self.state);
+            state.left_out.insert(failed);
+            match again {
+                Ok(found) => state.found = found,
+                Err(error) => tracing::warn!("the nodes of the first list are used: {error}"),
+            }
+        }
+        let resolved = self.chosen()?.into_iter();
+        // Each was resolved when it was chosen.
+        Ok(resolved
+            .filter_map(|donor| self.resolved(&donor).ok())
+            .collect())
+    }
+
+    fn resolved(&self, donor: &Donor) -> Result<ResolvedDonor, ValidationError> {
+        resolved_donor(donor, self.settings.transport, self.protection())
+    }
+
+    const fn protection(&self) -> Protection {
+        Protection::of(self.settings.credentials.is_some(), self.settings.insecure)
+    }
+
+    fn chosen(&self) -> Result<Vec<Donor>, MembersError> {
+        let state = lock(&self.state);
+        let (mut candidates, mut refusals) = (Vec::new(), Vec::new());
+        for (name, member) in &state.found.members {
+            match self.candidate(name, member, &state.left_out) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(reason) => refusals.push(format!("{name}: {reason}")),
+            }
+        }
+        choose(self.need, &candidates).ok_or_else(|| MembersError::TooLittle {
+            target: self.target.clone(),
+            wanted: ByteSize::from_bytes(u64::from(self.need.blocks) * BLOCK_BYTES),
+            how: match self.need.redundancy {
+                Redundancy::None => String::new(),
+                Redundancy::Copies => " in two copies".to_owned(),
+                Redundancy::Stripes(layout) => format!(" in stripes of {layout}"),
+            },
+            there: there(&candidates, &refusals),
+        })
+    }
+
+    /// Returns how the VM would use a node, or why it cannot.
+    fn candidate(
+        &self,
+        name: &Name,
+        member: &Member,
+        left_out: &HashSet<SocketAddr>,
+    ) -> Result<Candidate, String> {
+        let settings = &self.settings;
+        if member.wire != fabric_wire::VERSION {
+            return Err(format!(
+                "release {} speaks version {} of the protocol, not {}",
+                member.release,
+                member.wire,
+                fabric_wire::VERSION
+            ));
+        }
+        let has_credentials = settings.credentials.is_some();
+        match (member.certificates, has_credentials) {
+            (true, false) => return Err("it needs --credentials DIR".to_owned()),
+            (false, true) => return Err("it has no certificate".to_owned()),
+            _ => {}
+        }
+        let (carrier, word) = match settings.transport {
+            TransportKind::Udp => (Carrier::Udp, "UDP"),
+            TransportKind::Rdma | TransportKind::Hybrid => (Carrier::Rdma, "RDMA"),
+            _ => (Carrier::Tcp, "TCP"),
+        };
+        if !member.transports.contains(&carrier) {
+            return Err(format!("it has no {word}"));
+        }
+        let address: HostPort = member.address.parse().map_err(|error| format!("{error}"))?;
+        let is_pinned = settings.transport == TransportKind::Udp && !has_credentials;
+        let zone = member.zone();
+        let has_copies = matches!(self.need.redundancy, Redundancy::Copies);
+        let donor = Donor {
+            address,
+            memory: None,
+            fingerprint: member.fingerprint().filter(|_| is_pinned),
+            name: has_credentials.then(|| name.clone()),
+            zone: zone.clone().filter(|_| has_copies),
+        };
+        let resolved = self.resolved(&donor).map_err(|error| describe(&error))?;
+        if left_out.contains(&resolved.address) {
+            return Err("it did not lend".to_owned());
+        }
+        Ok(Candidate {
+            name: name.clone(),
+            donor,
+            free_bytes: member.free_bytes,
+            zone,
+        })
+    }
+}
+
+/// A node of a cluster.
+#[derive(Clone, Debug, Serialize)]
+pub struct ListedNode {
+    /// Its name.
+    pub name: String,
+    /// What it registered.
+    #[serde(flatten)]
+    pub member: Member,
+}
+
+impl ListedNode {
+    /// Returns the memory that no VM has.
+    #[must_use]
+    pub const fn free(&self) -> ByteSize {
+        ByteSize::from_bytes(self.member.free_bytes)
+    }
+
+    /// Returns the memory that it lends in all.
+    #[must_use]
+    pub const fn memory(&self) -> ByteSize {
+        ByteSize::from_bytes(self.member.memory_bytes)
+    }
+}
+
+/// The nodes of a cluster.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listing {
+    /// By name.
+    pub nodes: Vec<ListedNode>,
+    /// A line for each entry that was left out.
+    pub problems: Vec<String>,
+}
+
+/// Lists the nodes of an etcd.
+///
+/// # Errors
+///
+/// Fails when its address or the credentials cannot be used, or it does not answer in time.
+pub fn list(cluster: &str, credentials: Option<&Path>, insecure: bool) -> Result<Listing, Failure> {
+    let target = cluster.parse::<Target>().map_err(MembershipError::from);
+    let target = target.map_err(ValidationError::from)?;
+    let endpoints = target.endpoints(credentials, insecure);
+    let endpoints = endpoints.map_err(MembershipError::from);
+    let endpoints = endpoints.map_err(ValidationError::from)?;
+    let found = find(&endpoints, FIND_TIME_MAX)?;
+    let nodes = found.members.into_iter().map(|(name, member)| ListedNode {
+        name: name.to_string(),
+        member,
+    });
+    Ok(Listing {
+        nodes: nodes.collect(),
+        problems: found.problems,
+    })
+}
+
+/// Returns the etcd of `--cluster`.
+fn etcd_of(settings: &RunSettings) -> Result<Option<Target>, ValidationError> {
+    let text = settings.cluster.as_ref().map(|path| path.to_string_lossy());
+    match text.filter(|text| Target::is_meant(text)) {
+        Some(text) => {
+            let target = text.parse::<Target>().map_err(MembershipError::from)?;
+            Ok(Some(target))
+        }
+        None if settings.cluster_credentials.is_some() => {
+            Err(MembershipError::WithoutCluster("--cluster-credentials").into())
+        }
+        None => Ok(None),
+    }
+}
+
+/// Returns what a VM needs of the nodes of an etcd.
+fn checked_need(settings: &RunSettings) -> Result<Need, ValidationError> {
+    let given = [
+        (!settings.donors.is_empty(), "--donor"),
+        (!settings.nodes.is_empty(), "--node"),
+        (
+            settings.transport == TransportKind::Loopback,
+            "--transport loopback",
+        ),
+    ];
+    if let Some((_, flag)) = given.into_iter().find(|(is_given, _)| *is_given) {
+        return Err(MembershipError::NotWithEtcd(flag).into());
+    }
+    let memory = settings.memory;
+    let local = settings.local_memory;
+    let local = local.ok_or(MembershipError::LocalMemoryNotGiven(memory))?;
+    let missing = memory.saturating_sub(local);
+    if missing == ByteSize::ZERO {
+        return Err(MembershipError::NothingForNodes { local, memory }.into());
+    }
+    let redundancy = match (settings.redundancy, settings.replicas) {
+        (Some(stripes), _) => Redundancy::Stripes(stripes.0),
+        (None, 2..) => Redundancy::Copies,
+        (None, _) => Redundancy::None,
+    };
+    // More than the limit of memory is refused later, by its flag.
+    let blocks = u32::try_from(missing.bytes().div_ceil(BLOCK_BYTES)).unwrap_or(u32::MAX);
+    Ok(Need { blocks, redundancy })
+}
+
+/// Describes the nodes for an error.
+fn there(candidates: &[Candidate], refusals: &[String]) -> String {
+    let free = |one: &Candidate| {
+        let free = ByteSize::from_bytes(one.free_bytes);
+        format!("{} has {free} free", one.name)
+    };
+    let all: Vec<_> = candidates
+        .iter()
+        .map(free)
+        .chain(refusals.iter().cloned())
+        .collect();
+    if all.is_empty() {
+        return "no node is registered".to_owned();
+    }
+    let mut text = all[..all.len().min(NAMED_MAX)].join(", ");
+    if all.len() > NAMED_MAX {
+        // Writing to a string does not fail.
+        let _ = write!(text, ", and {} more", all.len() - NAMED_MAX);
+    }
+    text
+}

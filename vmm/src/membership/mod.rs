@@ -1,0 +1,8 @@
+//! Membership by etcd: what a node registers, and how a VM chooses among those that did.
+
+pub mod choose;
+pub mod members;
+pub mod record;
+
+pub use members::{Members, MembersError};
+pub use ssi_hv_membership::Target;
