@@ -113,18 +113,17 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "RULE")]
     allow: Vec<AllowArg>,
 
-    /// Register in this etcd, where VMs find the node: etcd://HOST:PORT[,HOST:PORT][/PREFIX], or
-    /// etcds:// for TLS
+    /// Register in this etcd, etcd://HOST:PORT, where VMs find the node
     #[arg(long, value_name = "URL")]
     cluster: Option<String>,
 
-    /// Directory with ca.pem, cert.pem and key.pem for etcd
-    #[arg(long, value_name = "DIR")]
+    /// Directory with ca.pem, cert.pem and key.pem for etcd. Hidden: docs/cluster.md
+    #[arg(long, value_name = "DIR", hide = true)]
     cluster_credentials: Option<PathBuf>,
 
     /// What is registered, name=NAME,zone=ZONE,address=HOST:PORT or some of them [default: the name
-    /// in the certificate, or of the host; the address of --listen]
-    #[arg(long, value_name = "MEMBER")]
+    /// in the certificate, or of the host; the address of --listen]. Hidden: docs/cluster.md
+    #[arg(long, value_name = "MEMBER", hide = true)]
     member: Option<MemberArg>,
 
     /// Allow addresses beyond this host, without authentication or encryption

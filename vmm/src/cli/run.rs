@@ -184,7 +184,7 @@ pub(super) struct RunArgs {
     #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
     nodes: Vec<NodeArg>,
 
-    /// Use the running nodes of a cluster.toml, or etcd://HOST:PORT
+    /// Use the running nodes of a cluster.toml or etcd
     #[arg(long, value_name = "FILE", help_heading = "Where the memory is")]
     cluster: Option<PathBuf>,
 
