@@ -129,6 +129,13 @@ impl Link {
         connection.is_some_and(|one| one.stream.is_ready())
     }
 
+    /// Whether reading says all there is to know of the connection: there is one, which is no ring
+    /// and has room to write.
+    pub(super) fn is_plainly_read(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|one| !one.waits_for_room && one.stream.is_socket())
+    }
+
     /// Whether there is room that was waited for, of which no descriptor reports anything.
     pub(super) fn has_new_room(&self) -> bool {
         let connection = self.connection.as_ref();

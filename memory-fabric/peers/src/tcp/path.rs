@@ -102,6 +102,11 @@ impl Path {
         }
     }
 
+    /// Whether frames travel on the connection itself.
+    pub(super) const fn is_socket(&self) -> bool {
+        matches!(self, Self::Socket(_))
+    }
+
     /// Whether this is rings that are at an end by themselves, and not with their session.
     pub(super) fn is_broken_ring(&self) -> bool {
         matches!(self, Self::Rings(rings) if !rings.has_ended)

@@ -159,6 +159,42 @@ fn two_nodes_exchange_messages() {
     assert_eq!(receive(&mut one, 0), []);
 }
 
+#[test]
+fn polls_that_read_the_connection_alone_are_few_and_miss_nothing() {
+    let (mut one, mut other) = pair();
+    one.send(member(1), get(5), None);
+    one.flush();
+    receive_after_resume(&mut one, &mut other);
+    let now = Instant::now();
+    other.quick = 0;
+    for _ in 0..2 {
+        assert!(!other.is_quick(now), "everything is asked for first");
+        assert!((0..QUICK_POLLS).all(|_| other.is_quick(now)));
+    }
+    assert!(!other.is_quick(now));
+    assert!(!other.is_quick(now + QUICK_TIME), "the time is over");
+    assert!(other.is_quick(now));
+    other.wake_by();
+    assert!(!other.is_quick(now), "something ended a sleep");
+    one.send(member(1), get(6), None);
+    one.flush();
+    let deadline = Instant::now() + LIMIT;
+    let mut found = Vec::new();
+    while found.is_empty() {
+        assert!(Instant::now() < deadline, "nothing arrives");
+        let collect = &mut |from, message, _: Option<&PageBytes>| found.push((from, message));
+        other.poll_quick(collect, Instant::now()).expect("a peer");
+    }
+    assert_eq!(found, [(member(0), get(6))]);
+    // The end of the connection too.
+    drop(one);
+    while other.missing().is_none() {
+        assert!(Instant::now() < deadline, "no end is seen");
+        let nothing = &mut |_, message, _: Option<&PageBytes>| panic!("{message:?}");
+        other.poll_quick(nothing, Instant::now()).expect("a fault");
+    }
+}
+
 /// What `other` receives first; both have to be running until the connection is resumed.
 fn receive_after_resume(one: &mut TcpPeers, other: &mut TcpPeers) -> Vec<(Member, PeerMessage)> {
     let deadline = Instant::now() + LIMIT;
