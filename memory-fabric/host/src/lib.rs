@@ -4,6 +4,7 @@
 mod allowance;
 mod class;
 mod file_lock;
+mod hand_over;
 mod mapping;
 pub mod metrics;
 pub mod poll;
@@ -15,6 +16,7 @@ mod spin;
 pub use allowance::Allowance;
 pub use class::{ThreadClass, begin_class, restrict_classes};
 pub use file_lock::lock_file;
+pub use hand_over::HandOver;
 pub use mapping::{Advice, Mapping, UNMAP_RANGES_MAX, ZeroedSlice};
 pub use seldom::Seldom;
 pub use spin::Spin;

@@ -9,6 +9,11 @@ const SPIN_MIN: Duration = Duration::from_micros(10);
 /// need their CPU.
 const CORES_PLENTY: usize = 4;
 
+/// Whether threads that depend on each other may have to share a CPU.
+pub(crate) fn is_crowded() -> bool {
+    std::thread::available_parallelism().map_or(1, usize::from) < CORES_PLENTY
+}
+
 /// How long a thread polls for work before it sleeps.
 ///
 /// The time adapts like KVM's halt polling: when work arrived soon after the thread had gone to
@@ -24,11 +29,10 @@ pub struct Spin {
 impl Spin {
     /// Creates the state for a polling time of up to `max`.
     pub fn new(max: Duration) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             max,
             now: SPIN_MIN.min(max),
-            crowded: cores < CORES_PLENTY,
+            crowded: is_crowded(),
         }
     }
 

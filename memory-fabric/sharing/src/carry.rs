@@ -145,7 +145,11 @@ impl<P: Peers> Engine<P> {
             // The page is held anyway, and its thread progresses with it.
             self.hold(page, 1);
         }
-        self.carry_out(actions)?;
+        // A page that others lately waited for is held, and its unblock comes later.
+        self.can_wait = true;
+        let carried = self.carry_out(actions);
+        self.can_wait = false;
+        carried?;
         self.ask_ahead(page)
     }
 

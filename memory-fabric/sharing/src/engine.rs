@@ -11,14 +11,14 @@ use fabric_coherence::{
     BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Need, Number,
     Over, Progress,
 };
-use fabric_host::Spin;
+use fabric_host::{HandOver, Spin};
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex};
 use fabric_peers::{PeerError, PeerMessage, Peers};
 
 use crate::depot::{Depot, Store};
 use crate::evict::EvictionQueue;
-use crate::faults::{DEFERRED_MAX, Pending};
+use crate::faults::Pending;
 use crate::frames::Frames;
 use crate::home::HomeStore;
 use crate::merge::Tables;
@@ -95,6 +95,13 @@ pub(crate) struct Engine<P> {
     pub(crate) stats: Arc<SharingStats>,
     pub(crate) signals: Signals,
     spin: Spin,
+    hand_over: HandOver,
+    /// A thread that waited was woken since this was looked at.
+    pub(crate) has_woken: bool,
+    /// What is sent now ends a request that nobody else waits for, as far as this node knows.
+    pub(crate) can_wait: bool,
+    /// Messages are queued that another node may wait for.
+    pub(crate) is_urgent: bool,
     /// For [`Self::sleep`], whose room is used again.
     pub(crate) watched: Vec<libc::pollfd>,
 }
@@ -174,6 +181,10 @@ impl<P: Peers> Engine<P> {
             stats,
             signals,
             spin: Spin::new(config.spin),
+            hand_over: HandOver::new(config.spin),
+            has_woken: false,
+            can_wait: false,
+            is_urgent: false,
             watched: Vec::new(),
             config,
         })
@@ -188,35 +199,40 @@ impl<P: Peers> Engine<P> {
 
     fn run(&mut self) -> Result<(), Failure> {
         let mut faults = Vec::new();
-        let mut idle_since = None;
+        let (mut idle_since, mut yielded) = (None, None);
         loop {
-            let mut worked = self.receive()?;
+            let mut worked = self.serve_halts();
+            worked |= self.serve_faults(&mut faults)?;
+            self.flush(false);
+            worked |= self.receive()?;
+            let now = Instant::now();
+            if let Some(yielded) = yielded.take() {
+                self.hand_over.note(yielded, now);
+            }
+            let hands_over = std::mem::take(&mut self.has_woken) && self.hand_over.pays(now);
             // Peers wait for the answers.
-            self.peers.flush();
-            worked |= self.run_timers()?;
+            self.flush(hands_over);
+            worked |= self.run_timers(now)?;
             worked |= self.serve_depot()?;
             worked |= self.retry()?;
             worked |= self.serve_fences()?;
-            worked |= self.serve_halts();
-            if self.deferred.len() < DEFERRED_MAX {
-                self.frames.read_faults(&mut faults)?;
-                let read_at = Instant::now();
-                for (page, fault) in faults.drain(..) {
-                    worked = true;
-                    self.begin(page, fault, read_at)?;
-                }
-            }
-            self.peers.flush();
+            self.flush(hands_over);
             self.flush_depot();
             self.frames.finish_frees()?;
             self.stats.local_pages.set(self.local_pages() as u64);
-            if worked {
+            if hands_over {
+                yielded = Some(now);
+                std::thread::yield_now();
+                // Sent with the thread's next request, if it has one already.
+                self.is_urgent = true;
+            }
+            if worked || hands_over {
                 idle_since = None;
                 continue;
             }
-            let now = Instant::now();
             let since = *idle_since.get_or_insert(now);
             if self.spin.keeps_polling(now - since) {
+                yielded = Some(now);
                 continue;
             }
             if self.sleep()? == Slept::Stopped {
@@ -224,6 +240,14 @@ impl<P: Peers> Engine<P> {
             }
             self.spin.slept(since.elapsed());
             idle_since = None;
+        }
+    }
+
+    /// Sends what is queued, unless it `can_wait`.
+    fn flush(&mut self, can_wait: bool) {
+        if self.is_urgent || !can_wait {
+            self.peers.flush();
+            self.is_urgent = false;
         }
     }
 
@@ -350,6 +374,8 @@ impl<P: Peers> Engine<P> {
     /// Sends a message without a page to another node.
     pub(crate) fn send_peer(&mut self, to: Member, message: PeerMessage) -> Result<(), Failure> {
         if self.may_leave(&message)? {
+            let is_unblock = matches!(message, PeerMessage::Coherence(Message::Unblock { .. }));
+            self.is_urgent |= !(self.can_wait && is_unblock);
             self.peers.send(to, message, None);
         } else {
             self.hold_back(to, message, None);
@@ -365,6 +391,7 @@ impl<P: Peers> Engine<P> {
         page: PageIndex,
     ) -> Result<(), Failure> {
         if self.may_leave(&message)? {
+            self.is_urgent = true;
             self.peers.send(to, message, Some(self.frames.bytes(page)));
         } else {
             let mut place = self.spare_page();
@@ -392,8 +419,7 @@ impl<P: Peers> Engine<P> {
         self.origin + Duration::from_nanos(ticks)
     }
 
-    fn run_timers(&mut self) -> Result<bool, Failure> {
-        let now = Instant::now();
+    fn run_timers(&mut self, now: Instant) -> Result<bool, Failure> {
         let mut worked = false;
         while let Some(Over { page, held }) = self.progress.over(self.ticks(now), thread_time) {
             self.stats.hold.record(Duration::from_nanos(held));

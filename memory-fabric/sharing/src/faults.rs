@@ -29,12 +29,26 @@ pub(crate) struct Pending {
 }
 
 impl<P: Peers> Engine<P> {
-    pub(crate) fn begin(
+    /// Reads faults, unless too many wait, and begins to serve them.
+    pub(crate) fn serve_faults(
         &mut self,
-        page: PageIndex,
-        fault: Fault,
-        read_at: Instant,
-    ) -> Result<(), Failure> {
+        faults: &mut Vec<(PageIndex, Fault)>,
+    ) -> Result<bool, Failure> {
+        if self.deferred.len() >= DEFERRED_MAX {
+            return Ok(false);
+        }
+        self.frames.read_faults(faults)?;
+        if faults.is_empty() {
+            return Ok(false);
+        }
+        let read_at = Instant::now();
+        for (page, fault) in faults.drain(..) {
+            self.begin(page, fault, read_at)?;
+        }
+        Ok(true)
+    }
+
+    fn begin(&mut self, page: PageIndex, fault: Fault, read_at: Instant) -> Result<(), Failure> {
         self.stats.faults.increment();
         let Fault { write, thread, .. } = fault;
         let ticks = self.ticks(read_at);
@@ -145,7 +159,7 @@ impl<P: Peers> Engine<P> {
     /// Waiters of the page were woken.
     pub(crate) fn woken(&mut self, page: PageIndex) {
         let now = Instant::now();
-        self.stats.waits.end(page);
+        self.has_woken |= self.stats.waits.end(page);
         self.progress.woken(page, self.ticks(now));
         if let Some(since) = self.requests.end(page) {
             self.stats.request.record(now - since);

@@ -63,14 +63,17 @@ impl Waits {
         }
     }
 
-    /// Whoever waits for the page is woken.
-    pub(crate) fn end(&self, page: PageIndex) {
+    /// Whoever waits for the page is woken. Returns whether a recorded thread does.
+    pub(crate) fn end(&self, page: PageIndex) -> bool {
+        let mut any = false;
         for place in self.places() {
             let word = place.load(Ordering::Relaxed);
             if word != 0 && unpack(word).1 == page {
                 place.store(0, Ordering::Relaxed);
+                any = true;
             }
         }
+        any
     }
 
     /// The threads that wait for a page.
@@ -109,7 +112,8 @@ mod tests {
         waits.begin(5, two);
         assert_eq!(waits.of(5), Some(two), "the newest counts");
         assert!(waits.threads(two).eq([5, 6, 7]));
-        waits.end(two);
+        assert!(waits.end(two));
+        assert!(!waits.end(two));
         assert_eq!([5, 6, 7].map(|of| waits.of(of)), [None; 3]);
         waits.begin(0, one);
         assert_eq!((waits.of(0), waits.used.load(Ordering::Relaxed)), (None, 3));
@@ -123,7 +127,7 @@ mod tests {
         }
         assert_eq!(waits.of(64), Some(PageIndex::new(64)));
         assert_eq!(waits.of(65), None);
-        waits.end(PageIndex::new(3));
+        assert!(waits.end(PageIndex::new(3)));
         waits.begin(65, PageIndex::new(65));
         assert_eq!(waits.of(65), Some(PageIndex::new(65)));
     }
