@@ -27,6 +27,11 @@ pub(crate) const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(3);
 /// etcd accepts (1.5 MiB, in base64).
 pub(crate) const ANSWER_BYTES_MAX: usize = 40 << 20;
 
+/// Largest other answer.
+const SHORT_BYTES_MAX: usize = 64 << 10;
+/// The request for a list.
+pub(crate) const RANGE: &str = "/v3/kv/range";
+
 /// Asks an etcd. Answers are bounded in time and size.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -155,7 +160,11 @@ impl Client {
         };
         let answer = self.send(&mut sender, path, body).await?;
         let status = answer.status().as_u16();
-        let whole = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
+        let limit = match path {
+            RANGE => ANSWER_BYTES_MAX,
+            _ => SHORT_BYTES_MAX,
+        };
+        let whole = Limited::new(answer.into_body(), limit).collect();
         let whole = whole.await;
         let whole = whole.map_err(|error| self.malformed(&error.to_string()))?;
         self.sender = Some(sender);

@@ -5,7 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::client::{Client, Lines};
+use crate::client::{Client, Lines, RANGE};
 use crate::error::EtcdError;
 
 /// A key with its value.
@@ -167,7 +167,7 @@ impl Client {
             "limit": limit.to_string(),
             "revision": revision.to_string(),
         });
-        let answer = self.post("/v3/kv/range", &body).await?;
+        let answer = self.post(RANGE, &body).await?;
         let page = page(&answer).filter(|page| page.entries.len() <= limit);
         page.ok_or_else(|| self.malformed("a list of keys"))
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_host::lock;
 use fabric_identity::Name;
@@ -136,7 +136,15 @@ impl Members {
             let mut state = lock(&self.state);
             state.left_out.insert(failed);
             match again {
-                Ok(found) => state.found = found,
+                Ok(mut found) => {
+                    // What this VM had leased is free again, which is listed a second later.
+                    for (name, member) in &mut found.members {
+                        let before = state.found.members.get(name);
+                        let before = before.map_or(0, |before| before.free_bytes);
+                        member.free_bytes = member.free_bytes.max(before).min(member.memory_bytes);
+                    }
+                    state.found = found;
+                }
                 Err(error) => tracing::warn!("the nodes of the first list are used: {error}"),
             }
         }
@@ -158,9 +166,18 @@ impl Members {
     fn chosen(&self) -> Result<Vec<Donor>, MembersError> {
         let state = lock(&self.state);
         let (mut candidates, mut refusals) = (Vec::new(), Vec::new());
+        let mut taken = state.left_out.clone();
+        let until = Instant::now() + FIND_TIME_MAX;
         for (name, member) in &state.found.members {
-            match self.candidate(name, member, &state.left_out) {
-                Ok(candidate) => candidates.push(candidate),
+            match self.candidate(name, member, until) {
+                Ok((_, address)) if state.left_out.contains(&address) => {
+                    refusals.push(format!("{name}: it did not lend"));
+                }
+                // A node that was started again under another name, or an entry that is not true.
+                Ok((_, address)) if !taken.insert(address) => {
+                    refusals.push(format!("{name}: another node has its address {address}"));
+                }
+                Ok((candidate, _)) => candidates.push(candidate),
                 Err(reason) => refusals.push(format!("{name}: {reason}")),
             }
         }
@@ -176,13 +193,14 @@ impl Members {
         })
     }
 
-    /// Returns how the VM would use a node, or why it cannot.
+    /// Returns how the VM would use a node, and its address, or why it cannot. Names of hosts are
+    /// resolved until a deadline.
     fn candidate(
         &self,
         name: &Name,
         member: &Member,
-        left_out: &HashSet<SocketAddr>,
-    ) -> Result<Candidate, String> {
+        until: Instant,
+    ) -> Result<(Candidate, SocketAddr), String> {
         let settings = &self.settings;
         if member.wire != fabric_wire::VERSION {
             return Err(format!(
@@ -207,6 +225,12 @@ impl Members {
             return Err(format!("it has no {word}"));
         }
         let address: HostPort = member.address.parse().map_err(|error| format!("{error}"))?;
+        if !address.is_numeric() && Instant::now() > until {
+            return Err(format!(
+                "its host's name was not resolved: those before took {} s",
+                FIND_TIME_MAX.as_secs()
+            ));
+        }
         let is_pinned = settings.transport == TransportKind::Udp && !has_credentials;
         let zone = member.zone();
         let has_copies = matches!(self.need.redundancy, Redundancy::Copies);
@@ -218,15 +242,13 @@ impl Members {
             zone: zone.clone().filter(|_| has_copies),
         };
         let resolved = self.resolved(&donor).map_err(|error| describe(&error))?;
-        if left_out.contains(&resolved.address) {
-            return Err("it did not lend".to_owned());
-        }
-        Ok(Candidate {
+        let candidate = Candidate {
             name: name.clone(),
             donor,
             free_bytes: member.free_bytes,
             zone,
-        })
+        };
+        Ok((candidate, resolved.address))
     }
 }
 

@@ -240,12 +240,13 @@ fn nodes_with_certificates_are_found_with_one() {
     succeeds(directory, "issue ca vm/web -o web");
     let shown = ["--credentials", &place.path("alpha")];
     let (alpha, _) = registered(&place, &etcd, "name=alpha", &shown);
-    // One with the name of none, at the address of another: not even asked for memory.
+    // One with the name of none, at the address of another that comes later: not even asked for
+    // memory.
     let like = entry(&etcd, "alpha").expect("it is registered");
     let address = like["address"].as_str().expect("an address").to_owned();
     put(
         &etcd,
-        "mallory",
+        "aaron",
         &address.replace("127.0.0.1", "localhost"),
         &like,
     );
@@ -265,8 +266,10 @@ fn nodes_with_certificates_are_found_with_one() {
     assert_eq!(lent(&place, &alpha), 0);
     let _ = etcd.ask(
         "/v3/kv/deleterange",
-        &json!({ "key": "L3NzaS1odi9ub2Rlcy9tYWxsb3J5" }),
+        &json!({ "key": "L3NzaS1odi9ub2Rlcy9hYXJvbg==" }),
     );
+    // One that comes after it is left out instead.
+    put(&etcd, "mallory", &address, &like);
     let vm = walking(&place, &etcd, &["--credentials", &web]);
     assert_eq!(lent(&place, &alpha), REMOTE);
     drop(vm);
