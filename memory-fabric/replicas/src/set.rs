@@ -331,10 +331,11 @@ impl ReplicaSet {
         self.wait_until(deadline, |connected| connected[donor] == 0)
     }
 
-    /// Forgets what the link of the last donor in a place reported, before another one connects
+    /// Forgets what the link of the last donor in a place reported, and what that has sent, before another one connects
     /// there. The place is that of a donor that has left.
     pub fn prepare(&self, donor: usize) {
         self.with_link(donor, |link| *link = LinkState::default());
+        self.forget_suspicion(donor);
     }
 
     /// Adds a donor in a place that was prepared: each thread gets its connection, then the donor is

@@ -239,6 +239,11 @@ impl Judge for LinkJudge {
             (self.observer)(FabricEvent::Failed(reason));
             return Verdict::Lost;
         }
+        let is_missing = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.lacks(id, offset));
+        if self.replicas.as_ref().is_some_and(is_missing) {
+            // The other copy has not answered yet, and this one was never given the page.
+            return Verdict::ReadAgain;
+        }
         let reason = format!(
             "{page} was received twice with other bytes than were written back last: the donor, its \
              memory or the network to it changed them"

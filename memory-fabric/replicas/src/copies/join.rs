@@ -149,6 +149,9 @@ impl Ledger {
     /// Forgets places on a donor that has left: another one that joins has the same number.
     fn forget_places(&mut self, donor: u8) {
         self.kept.forget(donor);
+        if let Some(leaving) = &mut self.leaving {
+            leaving.vacated.retain(|place| place.donor != donor);
+        }
         for to in self
             .leaving
             .iter_mut()

@@ -323,8 +323,18 @@ impl Copies {
 
     fn begin_one(&self, ledger: &mut Ledger, next: Move) -> Option<Repair> {
         let Move { block, off, .. } = next;
+        let is_drain = ledger.leaving.as_ref().is_some_and(|it| it.donor.is_some());
+        // A repair may have put the other copy elsewhere since the move was planned. A drain has no
+        // other choice.
+        let other = self
+            .other_than(block, off)
+            .filter(|_| self.width == 2 && !is_drain);
         let is_usable = |(place, _): &(Place, bool)| {
-            !self.has_copy(block, place.donor) && !self.is_out(place.donor)
+            !self.has_copy(block, place.donor)
+                && !self.is_out(place.donor)
+                && other.is_none_or(|other| {
+                    self.are_apart(Apart::Zones, place.donor, other.place.donor)
+                })
         };
         let to = match next.to.filter(is_usable) {
             Some(to) => Some(to),
@@ -408,6 +418,7 @@ impl Copies {
             2 => self.copy(block, 1 - given_up.at).place.donor,
             _ => off,
         };
+        self.fill_holes(given_up.to, 0, BLOCK_PAGES);
         // Pages for that place may be on their way.
         self.vacate(&mut ledger, [given_up.to]);
         match &mut ledger.leaving {

@@ -52,8 +52,8 @@ impl Repairs {
             if set.is_genuine(offset, &mut self.checked) == Some(false) {
                 *attempts += 1;
                 *lacks = true;
-                // The first time, a bit may have flipped on its way.
-                if *attempts > 1 && !is_new_copy {
+                // Each is read twice: the first time, a bit may have flipped on its way.
+                if attempts.is_multiple_of(2) && !is_new_copy {
                     let donor = u8::try_from(donor).expect("at most 64 donors");
                     set.note_wrong(donor, offset);
                 }

@@ -48,8 +48,8 @@ impl ReplicatedTransport {
         }
     }
 
-    /// Reads a page of a copy again, then that of the other one: the block's, or what the new copy has
-    /// of before.
+    /// Reads a page of a copy again, then that of the other one: twice the one that the block has, or
+    /// what the new copy has of before.
     fn read_other_copy(&mut self) {
         let Some(Current {
             repair,
@@ -75,7 +75,7 @@ impl ReplicatedTransport {
             let (first_at, first) = sources[0];
             let place = match (*attempts, *is_move) {
                 (1, _) => Some(first),
-                (2, true) => {
+                (2 | 3, true) => {
                     let other = copies.readable_at(repair.block, 1 - first_at);
                     let known = other.filter(|_| sources.len() == 1);
                     sources.extend(known.map(|place| (1 - first_at, place)));

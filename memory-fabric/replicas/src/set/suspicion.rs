@@ -71,9 +71,7 @@ impl ReplicaSet {
     /// A donor sent a piece of the page at an offset that is not what was written last. From the third
     /// page on it goes out of use for good, unless a block needs it.
     pub(crate) fn note_wrong(&self, donor: u8, offset: u64) {
-        let (block, in_block) = split(offset);
-        if self.copies.lacks_at(donor, block, page_in(in_block)) {
-            // It was never given the page.
+        if self.lacks(donor, offset) {
             return;
         }
         self.wrong_pieces.increment();
@@ -105,6 +103,18 @@ impl ReplicaSet {
             // Of a donor that a block needs, it is tried again later.
             self.expel(donor.into(), &reason);
         }
+    }
+
+    /// Forgets what a donor has sent: another one takes its number.
+    pub(super) fn forget_suspicion(&self, donor: usize) {
+        lock(&self.suspicions)[donor] = Suspicion::default();
+    }
+
+    /// Returns whether the copy of a donor does not have the page at an offset, which it was never
+    /// given.
+    pub fn lacks(&self, donor: u8, offset: u64) -> bool {
+        let (block, in_block) = split(offset);
+        self.copies.lacks_at(donor, block, page_in(in_block))
     }
 
     /// Returns whether a page that a donor sent is lost if it is wrong: no other copy has it, for one
