@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use vm_superio::Trigger;
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::lock;
 
 /// A level-triggered interrupt line, which the monitor connects to an input of the interrupt
 /// controller.
@@ -19,7 +21,9 @@ pub trait InterruptLine: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug)]
 pub struct EventFdTrigger {
     fd: Arc<EventFd>,
-    line: Arc<OnceLock<Arc<dyn InterruptLine>>>,
+    /// Locked for a whole pulse. A thread that raises the line before another one has lowered it
+    /// makes no edge, and the guest may have handled that of the other already.
+    line: Arc<OnceLock<Mutex<Arc<dyn InterruptLine>>>>,
 }
 
 impl EventFdTrigger {
@@ -38,7 +42,7 @@ impl EventFdTrigger {
     /// Makes each trigger from now on a pulse of `line`, by the thread that triggers. Has an effect
     /// once.
     pub fn connect_to(&self, line: Arc<dyn InterruptLine>) {
-        let _ = self.line.set(line);
+        let _ = self.line.set(Mutex::new(line));
     }
 
     /// The descriptor to bind to an interrupt.
@@ -52,6 +56,7 @@ impl Trigger for EventFdTrigger {
 
     fn trigger(&self) -> io::Result<()> {
         if let Some(line) = self.line.get() {
+            let line = lock(line);
             line.set(true);
             line.set(false);
             return Ok(());
@@ -66,7 +71,7 @@ impl Trigger for EventFdTrigger {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::thread;
 
     use super::*;
 
@@ -91,5 +96,34 @@ mod tests {
         assert_eq!(*line.0.lock().unwrap(), [true, false]);
         let error = trigger.event_fd().read().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    /// Counts its edges.
+    #[derive(Debug, Default)]
+    struct Edges(Mutex<(bool, usize)>);
+
+    impl InterruptLine for Edges {
+        fn set(&self, raised: bool) {
+            let mut line = self.0.lock().unwrap();
+            line.1 += usize::from(raised && !line.0);
+            line.0 = raised;
+            drop(line);
+            // Whoever is interrupted runs before this thread goes on.
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn each_trigger_of_threads_at_once_makes_an_edge() {
+        const EACH: usize = 2000;
+        let trigger = EventFdTrigger::new().unwrap();
+        let line = Arc::new(Edges::default());
+        trigger.connect_to(Arc::clone(&line) as _);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..EACH).for_each(|_| trigger.trigger().unwrap()));
+            }
+        });
+        assert_eq!(*line.0.lock().unwrap(), (false, 4 * EACH));
     }
 }
