@@ -8,7 +8,6 @@ use fabric_identity::Name;
 use ssi_hv_membership::{Endpoints, Target, TargetError, TlsError};
 
 use super::address::{HostPort, ParseAddressError};
-use super::node::NodeSettings;
 use super::text::serde_as_text;
 use crate::size::ByteSize;
 
@@ -152,30 +151,6 @@ impl Membership {
     pub fn endpoints(&self) -> Result<Endpoints, MembershipError> {
         let credentials = self.credentials.as_deref();
         Ok(self.target.endpoints(credentials, self.insecure)?)
-    }
-}
-
-impl NodeSettings {
-    /// Returns where the node registers, if it does.
-    pub(super) fn checked_membership(&self) -> Result<Option<Membership>, MembershipError> {
-        let Some(cluster) = &self.cluster else {
-            return match (&self.cluster_credentials, &self.member) {
-                (Some(_), _) => Err(MembershipError::WithoutCluster("--cluster-credentials")),
-                (None, Some(_)) => Err(MembershipError::WithoutCluster("--member")),
-                (None, None) => Ok(None),
-            };
-        };
-        let member = self.member.clone().unwrap_or_default();
-        let host = self.listen.host().parse::<std::net::IpAddr>();
-        if host.is_ok_and(|ip| ip.is_unspecified()) && member.address.is_none() {
-            return Err(MembershipError::Everywhere(self.listen.clone()));
-        }
-        Ok(Some(Membership {
-            target: cluster.parse()?,
-            credentials: self.cluster_credentials.clone(),
-            insecure: self.insecure,
-            member,
-        }))
     }
 }
 

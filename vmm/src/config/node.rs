@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::CPUS_MAX;
 use super::address::HostPort;
-use super::membership::{MemberArg, Membership};
+use super::membership::{MemberArg, Membership, MembershipError};
 use super::policy::{AllowArg, Policy};
 use super::rdma::RdmaArg;
 use super::validation::{
@@ -196,6 +196,30 @@ impl NodeSettings {
         }
         policy.check()?;
         Ok(Some(policy))
+    }
+}
+
+impl NodeSettings {
+    /// Returns where the node registers, if it does.
+    fn checked_membership(&self) -> Result<Option<Membership>, MembershipError> {
+        let Some(cluster) = &self.cluster else {
+            return match (&self.cluster_credentials, &self.member) {
+                (Some(_), _) => Err(MembershipError::WithoutCluster("--cluster-credentials")),
+                (None, Some(_)) => Err(MembershipError::WithoutCluster("--member")),
+                (None, None) => Ok(None),
+            };
+        };
+        let member = self.member.clone().unwrap_or_default();
+        let host = self.listen.host().parse::<std::net::IpAddr>();
+        if host.is_ok_and(|ip| ip.is_unspecified()) && member.address.is_none() {
+            return Err(MembershipError::Everywhere(self.listen.clone()));
+        }
+        Ok(Some(Membership {
+            target: cluster.parse()?,
+            credentials: self.cluster_credentials.clone(),
+            insecure: self.insecure,
+            member,
+        }))
     }
 }
 
