@@ -1,11 +1,14 @@
 //! A real etcd on a loopback port, for tests.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -19,6 +22,8 @@ use crate::target::{Endpoints, Target};
 
 /// Deadline of each wait of a test.
 const LIMIT: Duration = Duration::from_secs(60);
+/// What etcd logs when it serves.
+const READY: &str = "ready to serve client requests";
 /// Attempts to find two ports that nobody takes in between.
 const ATTEMPTS: usize = 5;
 
@@ -70,8 +75,8 @@ impl Etcd {
                 issue(directory.path());
             }
             let (client, peer) = (free_port(), free_port());
-            let child = spawn(&program, directory.path(), client, peer, is_secure);
-            let mut etcd = Self {
+            let (child, ready) = spawn(&program, directory.path(), client, peer, is_secure);
+            let etcd = Self {
                 directory,
                 program: program.clone(),
                 client,
@@ -79,7 +84,7 @@ impl Etcd {
                 is_secure,
                 child,
             };
-            if etcd.is_serving() {
+            if etcd.is_serving(&ready) {
                 return Some(etcd);
             }
             // Another process has one of the ports.
@@ -88,24 +93,12 @@ impl Etcd {
         panic!("etcd does not start");
     }
 
-    fn is_serving(&mut self) -> bool {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            if self.child.try_wait().expect("it is a child").is_some() {
-                return false;
-            }
-            if self
-                .try_ask("/v3/kv/range", &json!({ "key": "AA==" }))
-                .is_ok()
-            {
-                return true;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "{}",
-                log_of(self.directory.path())
-            );
-            std::thread::sleep(Duration::from_millis(50));
+    /// Waits until it serves. Returns false if it has ended.
+    fn is_serving(&self, ready: &mpsc::Receiver<()>) -> bool {
+        match ready.recv_timeout(LIMIT) {
+            Ok(()) => true,
+            Err(mpsc::RecvTimeoutError::Disconnected) => false,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("{}", log_of(self.directory.path())),
         }
     }
 
@@ -199,14 +192,15 @@ impl Etcd {
     pub fn restart(&mut self) {
         self.kill();
         let directory = self.directory.path();
-        self.child = spawn(
+        let (child, ready) = spawn(
             &self.program,
             directory,
             self.client,
             self.peer,
             self.is_secure,
         );
-        assert!(self.is_serving(), "{}", log_of(self.directory.path()));
+        self.child = child;
+        assert!(self.is_serving(&ready), "{}", log_of(self.directory.path()));
     }
 
     /// Stops it, so that connections stay and nothing is answered, or lets it run on.
@@ -224,11 +218,19 @@ impl Drop for Etcd {
     }
 }
 
-fn spawn(program: &Path, directory: &Path, client: u16, peer: u16, is_secure: bool) -> Child {
+/// Starts an etcd. Returns it with what gets a message when it serves, and is disconnected when it has
+/// ended.
+fn spawn(
+    program: &Path,
+    directory: &Path,
+    client: u16,
+    peer: u16,
+    is_secure: bool,
+) -> (Child, mpsc::Receiver<()>) {
     let scheme = if is_secure { "https" } else { "http" };
     let client = format!("{scheme}://127.0.0.1:{client}");
     let peer = format!("http://127.0.0.1:{peer}");
-    let log = fs::OpenOptions::new()
+    let mut log = fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(directory.join("log"))
@@ -249,7 +251,7 @@ fn spawn(program: &Path, directory: &Path, client: u16, peer: u16, is_secure: bo
         ])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(log);
+        .stderr(Stdio::piped());
     if is_secure {
         let file = |name: &str| directory.join("server").join(name).display().to_string();
         command
@@ -258,7 +260,19 @@ fn spawn(program: &Path, directory: &Path, client: u16, peer: u16, is_secure: bo
             .arg(format!("--cert-file={}", file("cert.pem")))
             .arg(format!("--key-file={}", file("key.pem")));
     }
-    command.spawn().expect("etcd starts")
+    let mut child = command.spawn().expect("etcd starts");
+    let said = BufReader::new(child.stderr.take().expect("a pipe"));
+    let (sender, ready) = mpsc::channel();
+    thread::spawn(move || {
+        for line in said.lines().map_while(Result::ok) {
+            // The directory may be gone, and nobody may wait any more.
+            let _ = writeln!(log, "{line}");
+            if line.contains(READY) {
+                let _ = sender.send(());
+            }
+        }
+    });
+    (child, ready)
 }
 
 fn log_of(directory: &Path) -> String {
