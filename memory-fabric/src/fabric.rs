@@ -69,6 +69,8 @@ pub enum FabricEvent {
     Repaired,
     /// The drain of a donor has ended: it is done, or has failed.
     Drained(DrainSummary),
+    /// A rebalancing has ended.
+    Rebalanced(RebalanceState),
     /// A donor is lost, and pages with it, which are poisoned when they are used.
     Poisoned(LostMemory),
     /// The pager failed: faults are no longer served.

@@ -252,6 +252,9 @@ pub struct RebalanceBody {
     pub error: Option<String>,
     /// The last rebalancing; `null` when there was none.
     pub rebalance: Option<RebalanceUsed>,
+    /// The number of changes to any of these fields, or those of drains, except `moved_bytes`; the
+    /// parameter `seen` takes it.
+    pub changes: u64,
 }
 
 /// The requested memory of a guest beyond that of its start.

@@ -1,94 +1,74 @@
 //! `ssi-hv drain`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::anyhow;
-use ssi_hv::control_socket::changes::Seen;
 use ssi_hv::control_socket::client::{ask, call};
 use ssi_hv::control_socket::protocol::{DrainBody, DrainTarget};
 use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
-use ssi_hv::progress::Progress;
 use ssi_hv::report::{DrainState, DrainUsed};
 use ssi_hv::size::ByteSize;
 
+use super::Failure;
 use super::control::{of_vm, vm_entry};
+use super::follow::{Moves, follow};
 use super::status::running;
-use super::{Failure, print};
 use crate::cli::control::DrainConfig;
-
-const PATH: &str = "/v1/drain";
-
-/// Longest wait of a request: the answer arrives at each change of state, and the bar shows what
-/// has moved in between.
-const BAR_TIME: Duration = Duration::from_millis(500);
-
-/// Unit of the progress bar.
-const MIB_SHIFT: u32 = 20;
 
 /// Drains a donor, or shows the last drain.
 pub fn drain(config: &DrainConfig) -> Result<ExitCode, Failure> {
     let running = running()?;
     let (entry, who) = vm_entry(&running, &config.vm)?;
-    let mut body: DrainBody = match &config.node {
+    let body: DrainBody = match &config.node {
         Some(node) => {
             let target = DrainTarget {
                 node: node.clone(),
                 to: config.to.iter().map(ToString::to_string).collect(),
             };
-            of_vm(&who, call(&entry.path, Method::Post, PATH, Some(&target)))?
+            of_vm(
+                &who,
+                call(&entry.path, Method::Post, DrainBody::PATH, Some(&target)),
+            )?
         }
-        None => of_vm(&who, ask(&entry.path, PATH))?,
+        None => of_vm(&who, ask(&entry.path, DrainBody::PATH))?,
     };
     let wait = Duration::from_secs(config.wait.into());
-    let deadline = Instant::now() + wait;
-    let mut progress = None;
-    while wait > Duration::ZERO && is_under_way(&body) {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let wait = wait.as_secs();
-            return Err(anyhow!("{who}: after {wait} s {}; it continues", said(&body)).into());
+    follow(&who, &entry.path, body, wait)
+}
+
+impl Moves for DrainBody {
+    const PATH: &str = "/v1/drain";
+    const WHAT: &str = "draining";
+
+    fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    fn is_under_way(&self) -> bool {
+        let state = self.drain.as_ref().map(|drain| drain.state);
+        self.preparing.is_some() || matches!(state, Some(DrainState::Moving | DrainState::Leaving))
+    }
+
+    fn moved(&self) -> Option<(u64, u64)> {
+        let drain = self.drain.as_ref().filter(|_| self.preparing.is_none());
+        drain.map(|drain| (drain.bytes, drain.moved_bytes))
+    }
+
+    fn failure(&self) -> Option<&str> {
+        let drain = self.drain.as_ref();
+        let of_drain = drain.and_then(|drain| drain.error.as_deref());
+        self.error.as_deref().or(of_drain)
+    }
+
+    fn said(&self) -> String {
+        if let Some(node) = self.preparing {
+            return format!("other donors are asked for room for the memory of node {node}");
         }
-        let seen = Seen {
-            changes: body.changes,
-            wait: left.min(BAR_TIME),
-        };
-        body = of_vm(&who, ask(&entry.path, &format!("{PATH}?{seen}")))?;
-        if let (None, Some(drain)) = (body.preparing, &body.drain) {
-            let steps = drain.bytes >> MIB_SHIFT;
-            let bar = || Progress::begin("draining", steps, "MiB");
-            let progress = progress.get_or_insert_with(bar);
-            progress.reach(drain.moved_bytes >> MIB_SHIFT);
+        match (&self.error, &self.drain) {
+            (Some(error), _) => error.clone(),
+            (None, None) => "no donor has been drained".to_owned(),
+            (None, Some(drain)) => state_of(drain),
         }
-    }
-    drop(progress);
-    let waited_for_end = wait > Duration::ZERO;
-    if let (true, Some(error)) = (waited_for_end, failure(&body)) {
-        return Err(anyhow!("{who}: {error}").into());
-    }
-    print(&format!("{who}: {}\n", said(&body)))?;
-    Ok(ExitCode::Success)
-}
-
-fn is_under_way(body: &DrainBody) -> bool {
-    let state = body.drain.as_ref().map(|drain| drain.state);
-    body.preparing.is_some() || matches!(state, Some(DrainState::Moving | DrainState::Leaving))
-}
-
-fn failure(body: &DrainBody) -> Option<&str> {
-    let drain = body.drain.as_ref();
-    let of_drain = drain.and_then(|drain| drain.error.as_deref());
-    body.error.as_deref().or(of_drain)
-}
-
-fn said(body: &DrainBody) -> String {
-    if let Some(node) = body.preparing {
-        return format!("other donors are asked for room for the memory of node {node}");
-    }
-    match (&body.error, &body.drain) {
-        (Some(error), _) => error.clone(),
-        (None, None) => "no donor has been drained".to_owned(),
-        (None, Some(drain)) => state_of(drain),
     }
 }
 
@@ -130,26 +110,26 @@ mod tests {
     #[test]
     fn what_is_said_is_the_state_and_a_failure_is_one() {
         let moving = body(DrainState::Moving, None);
-        assert!(is_under_way(&moving) && failure(&moving).is_none());
+        assert!(moving.is_under_way() && moving.failure().is_none());
         assert!(
-            said(&moving).contains("16 MiB of 64 MiB"),
+            moving.said().contains("16 MiB of 64 MiB"),
             "{}",
-            said(&moving)
+            moving.said()
         );
         let done = body(DrainState::Done, None);
-        assert!(!is_under_way(&done) && said(&done).contains("has left"));
+        assert!(!done.is_under_way() && done.said().contains("has left"));
         let failed = body(DrainState::Failed, Some("a donor was lost"));
-        assert!(!is_under_way(&failed));
-        assert_eq!(failure(&failed), Some("a donor was lost"));
+        assert!(!failed.is_under_way());
+        assert_eq!(failed.failure(), Some("a donor was lost"));
         let refused = DrainBody {
             error: Some("too little".into()),
             ..done
         };
-        assert_eq!(said(&refused), "too little");
+        assert_eq!(refused.said(), "too little");
         let preparing = DrainBody {
             preparing: Some(3),
             ..moving
         };
-        assert!(is_under_way(&preparing) && said(&preparing).contains("node 3"));
+        assert!(preparing.is_under_way() && preparing.said().contains("node 3"));
     }
 }

@@ -5,6 +5,7 @@ pub mod control;
 pub mod doctor;
 pub mod drain;
 pub mod evict;
+mod follow;
 pub mod man;
 pub mod moving;
 pub mod node;

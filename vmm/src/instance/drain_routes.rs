@@ -21,7 +21,7 @@ pub fn look(instance: &Instance) -> Answer {
     answer(200, &drains_of(instance, &booted)?.body())
 }
 
-/// Returns the change that a request with parameters waits for.
+/// Returns the change of a drain, or a rebalancing, that a request with parameters waits for.
 pub fn next_change(instance: &Arc<Instance>, query: &str) -> Result<NextChange, Refusal> {
     let seen = Seen::parse(query)?;
     let booted = instance.booted()?;

@@ -322,6 +322,17 @@ fn still_lending(named: &[DonorAddress], lenders: &[Lender]) -> Vec<DonorAddress
     left
 }
 
+/// Returns what is said of the end of a drain: an error if it failed.
+pub fn end_of(drain: &DrainSummary) -> Result<String, String> {
+    let node = drain.node;
+    match &drain.state {
+        DrainState::Failed(why) => Err(format!("donor {node} is not drained: {why}")),
+        _ => Ok(format!(
+            "donor {node} is drained: it holds no memory of this VM any more"
+        )),
+    }
+}
+
 /// Returns a drain as report and status have it.
 pub fn used(drain: &DrainSummary) -> DrainUsed {
     let (state, error) = match &drain.state {

@@ -10,11 +10,14 @@ use crate::report::{self, RebalanceUsed};
 impl VmDrains {
     /// Returns the state of the last rebalancing.
     pub fn rebalance_body(&self) -> RebalanceBody {
+        // Read first, so that the count is not newer than the rest.
+        let changes = self.changes().count();
         let state = self.lock();
         RebalanceBody {
             preparing: state.is_adding,
             error: state.rebalance_error.clone(),
             rebalance: self.view().rebalance().map(|last| rebalanced(&last)),
+            changes,
         }
     }
 
@@ -34,6 +37,7 @@ impl VmDrains {
             state.is_adding = true;
             state.rebalance_error = None;
         }
+        self.changes().notify();
         let (result_sender, result) = bounded(1);
         let drains = self.clone();
         let prepare = move || {
@@ -51,12 +55,14 @@ impl VmDrains {
                     Err(refusal) => state.rebalance_error = Some(refusal.text.clone()),
                 }
             }
+            drains.changes().notify();
             // The receiver may have timed out.
             let _ = result_sender.try_send(begun.map(drop));
         };
         let thread = std::thread::Builder::new().name("rebalance".into());
         if let Err(error) = thread.spawn(prepare) {
             self.lock().is_adding = false;
+            self.changes().notify();
             return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
         }
         // A later result is visible in the body.
@@ -70,6 +76,17 @@ impl VmDrains {
         }
         let text = "no memory is being rebalanced";
         Err(Refusal::new(RefusalCode::State, text))
+    }
+}
+
+/// Returns what is said of the end of a rebalancing: an error if it failed.
+pub fn end_of(state: &RebalanceState) -> Result<String, String> {
+    match state {
+        RebalanceState::Failed(why) => Err(format!("memory is not rebalanced: {why}")),
+        RebalanceState::Stopped => Ok("the rebalancing was ended before all had moved".to_owned()),
+        RebalanceState::Done | RebalanceState::Moving => {
+            Ok("each donor has its share of the memory".to_owned())
+        }
     }
 }
 

@@ -6,13 +6,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use memory_fabric::NodeId;
-use memory_fabric::fabric::{DrainState, FabricEvent, FabricObserver, LostMemory};
+use memory_fabric::fabric::{FabricEvent, FabricObserver, LostMemory};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::PAGE_SHIFT;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::errors::Errors;
+use super::{drains, rebalance};
 use crate::config::RunConfig;
 use crate::control_socket::changes::Changes;
 use crate::exit::ExitCode;
@@ -333,20 +334,19 @@ impl Supervisor {
             FabricEvent::Repaired => {
                 tracing::info!("all memory on donors has all its copies or pieces again");
             }
-            FabricEvent::Drained(drain) => {
-                match drain.state {
-                    DrainState::Failed(why) => {
-                        self.note(format!("donor {} is not drained: {why}", drain.node));
-                    }
-                    _ => tracing::info!(
-                        "donor {} is drained: it holds no memory of this VM any more",
-                        drain.node
-                    ),
-                }
-                self.drain_changes.notify();
-            }
+            FabricEvent::Drained(drain) => self.note_moved(drains::end_of(&drain)),
+            FabricEvent::Rebalanced(state) => self.note_moved(rebalance::end_of(&state)),
             FabricEvent::Failed(reason) => self.memory_failed(&reason),
         }
+    }
+
+    /// Memory has moved between donors, or some of it has not.
+    fn note_moved(&self, end: Result<String, String>) {
+        match end {
+            Ok(text) => tracing::info!("{text}"),
+            Err(text) => self.note(text),
+        }
+        self.drain_changes.notify();
     }
 
     /// Continues without pages that were lost with a donor.

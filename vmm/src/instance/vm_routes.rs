@@ -120,6 +120,7 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
     },
     Route {
         refuses: &[RefusalCode::State, RefusalCode::Starting],
+        until: Some(drain_routes::next_change),
         ..look("/v1/rebalance", |instance, _| {
             rebalance_routes::look(instance)
         })

@@ -235,7 +235,8 @@ pub(super) fn observer() -> FabricObserver {
             | FabricEvent::Poisoned(_)
             | FabricEvent::Degraded { .. }
             | FabricEvent::Repaired
-            | FabricEvent::Drained(_) => return,
+            | FabricEvent::Drained(_)
+            | FabricEvent::Rebalanced(_) => return,
         };
         // Threads wait for pages that will never arrive.
         logging::report_failure(ExitCode::HostError, &reason);

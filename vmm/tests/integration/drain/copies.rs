@@ -1,6 +1,8 @@
 //! Donors with copies leave.
 
 use super::*;
+use ssi_hv::control_socket::client::ask;
+use ssi_hv::control_socket::protocol::RebalanceBody;
 
 #[test]
 fn a_donor_of_two_copies_leaves_and_another_one_may_be_killed_then() {
@@ -98,8 +100,16 @@ fn a_new_donor_gets_its_share_of_the_copies_while_a_guest_counts() {
         refused.contains("no memory is being rebalanced"),
         "{refused}"
     );
+    let socket = place.sockets().join(format!("vm-{}-leaves.sock", vm.pid()));
+    let changes = || -> u64 {
+        let body: RebalanceBody = ask(&socket, "/v1/rebalance").expect("an answer");
+        body.changes
+    };
+    let before = changes();
     let said = place.printed(&["rebalance", "leaves", "--add", new, "--wait", "50"]);
     assert!(said.contains("each donor has its share: "), "{said}");
+    // Who waits is woken when donors are asked, when memory moves, and at the end.
+    assert_eq!(changes(), before + 3);
     let now = status(&place);
     has_both_copies(&now);
     let moved = &now["memory"]["rebalance"];

@@ -29,6 +29,35 @@ fn id(link: usize) -> u8 {
     u8::try_from(link).expect("at most 64 donors")
 }
 
+/// Copies that move, as they are watched.
+pub(super) struct Watched {
+    pub(super) progress: Arc<MoveProgress>,
+    /// Notes the progress.
+    pub(super) observer: Box<dyn Fn(LeaveEvent) + Send + Sync>,
+    /// Gets the number of those that stayed, at the end.
+    pub(super) ended: Receiver<u32>,
+}
+
+impl Watched {
+    pub(super) fn new() -> Self {
+        let progress = Arc::<MoveProgress>::default();
+        let (end, ended) = bounded(1);
+        let moved = Arc::clone(&progress);
+        let observer = move |event| match event {
+            LeaveEvent::Moved => moved.note_moved(),
+            LeaveEvent::Ended { stayed } => {
+                // There is room for one, and it ends once.
+                let _ = end.try_send(stayed);
+            }
+        };
+        Self {
+            progress,
+            observer: Box::new(observer),
+            ended,
+        }
+    }
+}
+
 impl Inner {
     pub(super) fn drain_copies(
         self: &Arc<Self>,
@@ -40,20 +69,15 @@ impl Inner {
         let room = self.room_for_copies(set, link, to);
         let mut state = self.lock();
         let Targets { all, joined } = room.inspect_err(|_| state.joining = false)?;
-        let progress = Arc::<MoveProgress>::default();
-        let (end, ended) = bounded(1);
-        let moved = Arc::clone(&progress);
-        let observer = move |event| match event {
-            LeaveEvent::Moved => moved.note_moved(),
-            LeaveEvent::Ended { stayed } => {
-                // There is room for one, and it ends once.
-                let _ = end.try_send(stayed);
-            }
-        };
+        let Watched {
+            progress,
+            observer,
+            ended,
+        } = Watched::new();
         let begun = match state.closed {
             true => Err(HotplugError::Ended.into()),
             false => {
-                let begun = set.leave(link, &all, Box::new(observer));
+                let begun = set.leave(link, &all, observer);
                 begun.map_err(|error| self.refused(node, error))
             }
         };

@@ -2,14 +2,14 @@
 //! such as one that has just joined.
 
 use super::super::{HotplugError, Inner};
+use super::copies::Watched;
 use super::room::Found;
 use super::{DrainError, Drains};
 use crate::drain::{Rebalance, RebalanceState, RebalanceSummary};
-use crate::fabric::{DonorAddress, replicas};
+use crate::fabric::{DonorAddress, FabricEvent, replicas};
 use crate::homes::BLOCK_BYTES;
-use crate::pager::relocate::MoveProgress;
 use crossbeam_channel::{Receiver, bounded};
-use fabric_replicas::{LeaveEvent, ReplicaSet};
+use fabric_replicas::ReplicaSet;
 use std::sync::{Arc, PoisonError};
 
 impl Drains {
@@ -30,6 +30,8 @@ impl Drains {
     pub fn stop_rebalancing(&self) -> bool {
         let set = self.0.replicas.as_ref();
         set.is_some_and(|set| {
+            // One that has begun is recorded while this is locked.
+            let _state = self.0.lock();
             // First, so that it is known when the last copy has moved.
             self.0.with_rebalance(|last| last.is_stopped = true);
             set.stop_rebalancing()
@@ -53,20 +55,15 @@ impl Inner {
         let mut state = self.lock();
         state.joining = false;
         let joined = joined?;
-        let progress = Arc::<MoveProgress>::default();
-        let (end, ended) = bounded(1);
-        let moved = Arc::clone(&progress);
-        let observer = move |event| match event {
-            LeaveEvent::Moved => moved.note_moved(),
-            LeaveEvent::Ended { stayed } => {
-                // There is room for one, and it ends once.
-                let _ = end.try_send(stayed);
-            }
-        };
+        let Watched {
+            progress,
+            observer,
+            ended,
+        } = Watched::new();
         let begun = match state.closed {
             true => Err(HotplugError::Ended.into()),
             false => {
-                let begun = set.rebalance(Box::new(observer));
+                let begun = set.rebalance(observer);
                 begun.map_err(|_| DrainError::Rebalancing)
             }
         };
@@ -102,6 +99,7 @@ impl Inner {
             Ok(thread) => state.leaving.push(thread),
             // The copies move as well.
             Err(error) => {
+                drop(state);
                 let why = format!("there was no thread for it: {error}");
                 self.end_rebalance(RebalanceState::Failed(why));
             }
@@ -165,12 +163,12 @@ impl Inner {
                 RebalanceState::Failed(why)
             }
         };
-        tracing::info!("the rebalancing has ended: {state:?}");
         self.end_rebalance(state);
     }
 
     fn end_rebalance(&self, state: RebalanceState) {
-        self.with_rebalance(|last| last.state = state);
+        self.with_rebalance(|last| last.state = state.clone());
+        (self.observer)(FabricEvent::Rebalanced(state));
     }
 
     /// Changes the last rebalancing.
