@@ -241,7 +241,8 @@ fn observer() -> (FabricObserver, Receiver<String>) {
         FabricEvent::Poisoned(_)
         | FabricEvent::Degraded { .. }
         | FabricEvent::Repaired
-        | FabricEvent::Drained(_) => {}
+        | FabricEvent::Drained(_)
+        | FabricEvent::Rebalanced(_) => {}
         FabricEvent::Failed(why) => {
             eprintln!("rdma-faults: the pager failed: {why}");
             std::process::abort();
