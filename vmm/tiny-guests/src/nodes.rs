@@ -4,6 +4,9 @@
 /// multiple of 8.
 pub const ROUNDS: u64 = 0x20_8004;
 
+/// Where [`time_interrupts_between_nodes`] writes the cycles of each round: 4 bytes each.
+pub const ROUND_TIMES: u64 = 0x24_0000;
+
 /// A guest whose CPU 0 starts CPU 1, which enters 64-bit mode by the tables of CPU 0. Both then call
 /// `6`, with their number in R12, and CPU 0 goes on with what is given first.
 macro_rules! two_cpu_guest {
@@ -324,6 +327,40 @@ two_cpu_guest!(
     "expect 0x40, r9d",
     "shr r9d, 3",
     "expect 2, r9d",
+    "call 7f",
+    "ret",
+);
+
+// Each CPU in turn is halted until the interrupt of the other comes. CPU 0 writes to [`ROUND_TIMES`] for
+// each round how many cycles passed between its interrupt and the answer.
+two_cpu_guest!(
+    time_interrupts_between_nodes,
+    {
+        "say 'k'",
+    },
+    "xor r13d, r13d",
+    "mov r9d, [rbp + 4]",
+    "call 7f",
+    "2: inc r13d",
+    "test r12d, r12d",
+    "jz 3f",
+    "halt_until 0x40, r13d",
+    "3: rdtsc",
+    "push rax",
+    "mov edi, r12d",
+    "xor edi, 1",
+    "mov eax, 0x40",
+    "call 83f",
+    "test r12d, r12d",
+    "jnz 3f",
+    "halt_until 0x40, r13d",
+    "rdtsc",
+    "sub eax, [rsp]",
+    "mov ebx, 0x240000",
+    "mov [rbx + 4 * r13 - 4], eax",
+    "3: pop rax",
+    "cmp r13d, r9d",
+    "jb 2b",
     "call 7f",
     "ret",
 );
