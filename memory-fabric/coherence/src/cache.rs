@@ -70,7 +70,10 @@ pub struct Cache<const PAGES: usize = { BLOCK_PAGES as usize }> {
     me: Member,
     members: MemberSet,
     blocks: Vec<NodeBlock<PAGES>>,
+    /// Up to the last place in use, so that a search looks at no others.
     pending: Vec<Option<Pending>>,
+    /// Most places.
+    pending_max: usize,
     /// Unblocks wait for the starvation token's return.
     is_protected: bool,
     is_stopped: bool,
@@ -94,7 +97,8 @@ impl<const PAGES: usize> Cache<PAGES> {
             me,
             members,
             blocks: directories.map(NodeBlock::new).collect(),
-            pending: vec![None; pending],
+            pending: Vec::with_capacity(pending),
+            pending_max: pending,
             is_protected: false,
             is_stopped: false,
             switch: Switch::default(),
@@ -176,10 +180,12 @@ impl<const PAGES: usize> Cache<PAGES> {
             // The next request of the page is served after the unblock.
             self.unblock(place, sink);
         }
-        let mut free = self.pending.iter().position(Option::is_none);
-        if free.is_none() {
-            free = (0..self.pending.len()).find(|place| self.is_held(*place));
-            free.into_iter().for_each(|place| self.unblock(place, sink));
+        let mut free = self.free_place();
+        if free.is_none()
+            && let Some(held) = (0..self.pending.len()).find(|place| self.is_held(*place))
+        {
+            self.unblock(held, sink);
+            free = self.free_place();
         }
         let Some(place) = free else {
             return Touch::Later;
@@ -201,7 +207,7 @@ impl<const PAGES: usize> Cache<PAGES> {
             _ => false,
         };
         let used = self.pending.iter().flatten().count();
-        let has_room = used < self.pending.len() / 2;
+        let has_room = used < self.pending_max / 2;
         is_split && is_lacking && has_room && self.find(page).is_none() && !self.is_stopped
     }
 
@@ -324,7 +330,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         let is_free = self.word(page).state() == State::Invalid;
         let place = self.find(page).filter(|_| is_free);
         let place = place.filter(|place| self.pending[*place].as_ref().is_some_and(is_open));
-        place.map(|place| self.pending[place] = None).is_some()
+        place.and_then(|place| self.take(place)).is_some()
     }
 
     /// Whether this node has the only copy of a page, mapped writable, of a block that is split.
@@ -340,7 +346,7 @@ impl<const PAGES: usize> Cache<PAGES> {
     }
 
     fn unblock(&mut self, place: usize, sink: &mut impl Sink<CacheAction>) {
-        let pending = self.pending[place].take();
+        let pending = self.take(place);
         let message = pending.and_then(|pending| pending.unblock());
         if let (Some(pending), Some(message)) = (pending, message)
             && !mutated!(self, NeverUnblock)
@@ -356,7 +362,31 @@ impl<const PAGES: usize> Cache<PAGES> {
     }
 
     fn is_held(&self, place: usize) -> bool {
-        self.pending[place].is_some_and(|pending| pending.is_held)
+        let pending = self.pending.get(place).and_then(Option::as_ref);
+        pending.is_some_and(|pending| pending.is_held)
+    }
+
+    /// The first free place, if not all are in use.
+    fn free_place(&mut self) -> Option<usize> {
+        let free = self.pending.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.pending.len());
+        if place == self.pending.len() && place < self.pending_max {
+            self.pending.push(None);
+        }
+        (place < self.pending.len()).then_some(place)
+    }
+
+    fn take(&mut self, place: usize) -> Option<Pending> {
+        let pending = self.pending.get_mut(place)?.take();
+        self.trim();
+        pending
+    }
+
+    /// Removes the free places behind the last one in use.
+    fn trim(&mut self) {
+        while self.pending.last().is_some_and(Option::is_none) {
+            self.pending.pop();
+        }
     }
 
     fn send_directory(&self, page: PageIndex, message: Message, sink: &mut impl Sink<CacheAction>) {
@@ -399,5 +429,34 @@ impl<const PAGES: usize> Cache<PAGES> {
         if let Rights::Split(words) = &mut block.rights {
             words[page_in_block::<PAGES>(page)] = word;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn searches_look_at_requests_in_progress_only() {
+        let [me, other] = [0, 1].map(|place| Member::at(place).expect("a place"));
+        let members = MemberSet::of(me).with(other);
+        let mut cache = Cache::<{ BLOCK_PAGES as usize }>::new(me, members, [other].into_iter());
+        let touch = |cache: &mut Cache, page| {
+            cache.touch(PageIndex::new(page), true, false, &mut Vec::new())
+        };
+        let room = u32::try_from(PENDING_MAX).expect("a small number");
+        for page in 0..room {
+            assert_eq!(touch(&mut cache, page), Touch::Waiting);
+        }
+        assert_eq!(touch(&mut cache, room), Touch::Later, "all are in use");
+        assert!(cache.cancel(PageIndex::new(1)));
+        assert_eq!(cache.pending.len(), PENDING_MAX);
+        assert_eq!(touch(&mut cache, room), Touch::Waiting, "the place is free");
+        for page in (2..=room).rev() {
+            assert!(cache.cancel(PageIndex::new(page)));
+        }
+        assert_eq!(cache.pending.len(), 1, "page 0 is waited for");
+        assert!(cache.cancel(PageIndex::new(0)) && !cache.is_waiting());
+        assert_eq!(cache.pending.len(), 0);
     }
 }

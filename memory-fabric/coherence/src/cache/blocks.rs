@@ -145,6 +145,7 @@ impl<const PAGES: usize> Cache<PAGES> {
                 sink.push(CacheAction::Wake(pending.page));
             }
         }
+        self.trim();
         for page in woken {
             sink.push(CacheAction::Wake(page));
         }
