@@ -4,11 +4,13 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use super::{Fault, Link, State};
+use super::{Connection, Fault, Link, State};
+use crate::tcp::channel::Channel;
 use crate::tcp::frame::{
     FrameHeader, HEADER_BYTES, KIND_CONFIRM, KIND_RESUME, RESUME_BYTES, encode_resume, low_halves,
 };
 use crate::tcp::outbox::{HEAD_BYTES, Head};
+use crate::tcp::path::Path;
 
 /// Frames passed to the kernel in one call.
 const BATCH: usize = 16;
@@ -59,6 +61,9 @@ impl Link {
                     Ok(count) => {
                         connection.last_sent = now;
                         self.note_written(&heads, skip + count, now);
+                        if self.has_written_all() {
+                            return Ok(());
+                        }
                         continue;
                     }
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -74,6 +79,15 @@ impl Link {
             }
             return Ok(());
         }
+    }
+
+    /// Whether the kernel has all there is to write, and nothing is known to the contrary.
+    fn has_written_all(&self) -> bool {
+        let is_over = |one: &Connection| {
+            let is_plain = matches!(one.stream, Path::Socket(Channel::Plain(_)));
+            is_plain && one.partial.is_none() && !one.must_resume && !one.waits_for_room
+        };
+        self.connection.as_ref().is_some_and(is_over) && !self.outbox.has_unsent()
     }
 
     /// The next frames to write.
