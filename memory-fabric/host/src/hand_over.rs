@@ -37,36 +37,67 @@ impl HandOver {
         self.is_useful && self.not_before.is_none_or(|at| now >= at)
     }
 
-    /// The thread yielded, for whatever reason, and had the CPU back at `now`, or a little before.
-    pub fn note(&mut self, yielded: Instant, now: Instant) {
+    /// Pauses by a call that may yield, for whatever reason. Returns what the call does, and the time
+    /// after it. Only the call counts as absence, whatever the thread does between two of them.
+    pub fn pause<T>(&mut self, pause: impl FnOnce() -> T) -> (T, Instant) {
+        self.pause_by(Instant::now, pause)
+    }
+
+    fn pause_by<T>(
+        &mut self,
+        clock: impl Fn() -> Instant,
+        pause: impl FnOnce() -> T,
+    ) -> (T, Instant) {
+        let yielded = clock();
+        let paused = pause();
+        let now = clock();
         if now > yielded + SHORT {
             self.not_before = Some(now + KEEP);
         }
+        (paused, now)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
-    #[test]
-    fn a_cpu_that_comes_back_late_is_kept_for_a_while() {
-        let mut hand_over = HandOver {
+    /// A state, and the clock that it reads.
+    fn useful() -> (HandOver, Cell<Instant>) {
+        let hand_over = HandOver {
             is_useful: true,
             not_before: None,
         };
-        let start = Instant::now();
-        hand_over.note(start, start + SHORT);
-        assert!(hand_over.pays(start));
-        let late = start + 2 * SHORT;
-        hand_over.note(start, late);
+        (hand_over, Cell::new(Instant::now()))
+    }
+
+    #[test]
+    fn a_cpu_that_comes_back_late_is_kept_for_a_while() {
+        let (mut hand_over, clock) = useful();
+        let start = clock.get();
+        let pass = |time| clock.set(clock.get() + time);
+        let mut pause = |time| hand_over.pause_by(|| clock.get(), || pass(time));
+        assert_eq!(pause(SHORT), ((), start + SHORT));
+        let (_, late) = pause(2 * SHORT);
+        pause(SHORT);
         assert!(!hand_over.pays(late));
-        hand_over.note(late, late + SHORT);
         assert!(!hand_over.pays(late + KEEP - SHORT));
         assert!(hand_over.pays(late + KEEP));
         assert!(
             !HandOver::new(Duration::ZERO).pays(start),
             "it does not poll"
         );
+    }
+
+    #[test]
+    fn what_the_thread_does_between_two_pauses_is_no_absence() {
+        let (mut hand_over, clock) = useful();
+        for _ in 0..3 {
+            hand_over.pause_by(|| clock.get(), || ());
+            clock.set(clock.get() + 10 * SHORT);
+            assert!(hand_over.pays(clock.get()));
+        }
     }
 }

@@ -1,8 +1,6 @@
 //! Requests for pages on which no thread has faulted yet: those that a thread needs with the one
 //! that it got.
 
-use std::time::Instant;
-
 use fabric_coherence::{GATHERING_MEMBERS_MAX, Need, Touch};
 use fabric_pages::page::PageIndex;
 use fabric_peers::Peers;
@@ -37,7 +35,7 @@ impl<P: Peers> Engine<P> {
         let mut actions = self.actions();
         if self.cache.touch(page, write, early, &mut actions) == Touch::Waiting {
             self.stats.ahead.increment();
-            self.requests.begin(page, Instant::now());
+            self.requests.begin(page, self.now);
             self.progress.asked(thread, page);
         }
         self.carry_out(actions)

@@ -1,7 +1,5 @@
 //! Carrying out what the protocol asks a node to do, in order, each action before the next.
 
-use std::time::Instant;
-
 use fabric_coherence::message::Want;
 use fabric_coherence::{Bytes, CacheAction, Message, Number, Written};
 use fabric_pages::page::{PageBytes, PageIndex};
@@ -64,13 +62,13 @@ impl<P: Peers> Engine<P> {
             CacheAction::AnswerDeadline { page, number } => {
                 let cache = &self.cache;
                 let is_over = |(page, number)| cache.overdue(page, number).is_ok();
-                self.answers.begin((page, number), Instant::now(), is_over);
+                self.answers.begin((page, number), self.now, is_over);
                 Ok(())
             }
             CacheAction::PutDeadline { page, number } => {
                 let cache = &self.cache;
                 let is_over = |(page, number)| cache.put_unanswered(page, number).is_ok();
-                self.puts.begin((page, number), Instant::now(), is_over);
+                self.puts.begin((page, number), self.now, is_over);
                 Ok(())
             }
             CacheAction::ReadHome(page) => self.read_home(page),
@@ -154,7 +152,7 @@ impl<P: Peers> Engine<P> {
     }
 
     fn hold(&mut self, page: PageIndex, level: u8) {
-        let now = self.ticks(Instant::now());
+        let now = self.ticks(self.now);
         self.progress.hold(page, level, now, thread_time);
     }
 

@@ -67,6 +67,8 @@ pub(crate) struct Engine<P> {
     pub(crate) progress: Progress,
     /// What the times of `progress` begin with.
     origin: Instant,
+    /// The time when this pass of the engine began, or when it last woke a thread that waited.
+    pub(crate) now: Instant,
     pub(crate) transactions: Deadlines<(PageIndex, Number)>,
     pub(crate) blocks: Deadlines<(BlockIndex, Number)>,
     /// What peers owe that a grant names.
@@ -146,6 +148,7 @@ impl<P: Peers> Engine<P> {
         let mine = homes.iter().map(|home| home == config.me);
         let directory = Directory::new(config.members, mine, fabric_coherence::directory::OPEN_MAX);
         let time = config.transaction_time_max;
+        let now = Instant::now();
         let gang_time_max = (config.hold_unit * GANG_UNITS_MAX).min(time / GANG_PART);
         Ok(Self {
             frames: Frames::new(memory)?,
@@ -159,7 +162,8 @@ impl<P: Peers> Engine<P> {
             queue: EvictionQueue::new(config.local_pages),
             tables: Tables::new(&config, Arc::clone(&signals.fences)),
             progress: Progress::new(nanoseconds(config.hold_unit), nanoseconds(gang_time_max)),
-            origin: Instant::now(),
+            origin: now,
+            now,
             transactions: Deadlines::new(time),
             blocks: Deadlines::new(time),
             answers: Deadlines::new(time / 2),
@@ -199,20 +203,17 @@ impl<P: Peers> Engine<P> {
 
     fn run(&mut self) -> Result<(), Failure> {
         let mut faults = Vec::new();
-        let (mut idle_since, mut yielded) = (None, None);
+        let mut idle_since = None;
+        self.now = Instant::now();
         loop {
             let mut worked = self.serve_halts();
             worked |= self.serve_faults(&mut faults)?;
             self.flush(false);
             worked |= self.receive()?;
-            let now = Instant::now();
-            if let Some(yielded) = yielded.take() {
-                self.hand_over.note(yielded, now);
-            }
-            let hands_over = std::mem::take(&mut self.has_woken) && self.hand_over.pays(now);
+            let hands_over = std::mem::take(&mut self.has_woken) && self.hand_over.pays(self.now);
             // Peers wait for the answers.
             self.flush(hands_over);
-            worked |= self.run_timers(now)?;
+            worked |= self.run_timers(self.now)?;
             worked |= self.serve_depot()?;
             worked |= self.retry()?;
             worked |= self.serve_fences()?;
@@ -221,25 +222,32 @@ impl<P: Peers> Engine<P> {
             self.frames.finish_frees()?;
             self.stats.local_pages.set(self.local_pages() as u64);
             if hands_over {
-                yielded = Some(now);
-                std::thread::yield_now();
+                ((), self.now) = self.hand_over.pause(std::thread::yield_now);
                 // Sent with the thread's next request, if it has one already.
                 self.is_urgent = true;
-            }
-            if worked || hands_over {
                 idle_since = None;
                 continue;
             }
-            let since = *idle_since.get_or_insert(now);
-            if self.spin.keeps_polling(now - since) {
-                yielded = Some(now);
+            if worked {
+                self.now = Instant::now();
+                idle_since = None;
+                continue;
+            }
+            let idle = self.now - *idle_since.get_or_insert(self.now);
+            let Self {
+                hand_over, spin, ..
+            } = self;
+            let polls_on;
+            (polls_on, self.now) = hand_over.pause(|| spin.keeps_polling(idle));
+            if polls_on {
                 continue;
             }
             if self.sleep()? == Slept::Stopped {
                 return Ok(());
             }
-            self.spin.slept(since.elapsed());
-            idle_since = None;
+            self.now = Instant::now();
+            let since = idle_since.take().unwrap_or(self.now);
+            self.spin.slept(self.now - since);
         }
     }
 
@@ -349,13 +357,12 @@ impl<P: Peers> Engine<P> {
                 DirectoryAction::PageDeadline { page, number } => {
                     let directory = &self.directory;
                     let is_over = |(page, number)| directory.page_overdue(page, number).is_ok();
-                    self.transactions
-                        .begin((page, number), Instant::now(), is_over);
+                    self.transactions.begin((page, number), self.now, is_over);
                 }
                 DirectoryAction::BlockDeadline { block, number } => {
                     let directory = &self.directory;
                     let is_over = |(block, number)| directory.block_overdue(block, number).is_ok();
-                    self.blocks.begin((block, number), Instant::now(), is_over);
+                    self.blocks.begin((block, number), self.now, is_over);
                 }
             }
         }

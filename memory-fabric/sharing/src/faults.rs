@@ -41,7 +41,7 @@ impl<P: Peers> Engine<P> {
         if faults.is_empty() {
             return Ok(false);
         }
-        let read_at = Instant::now();
+        let read_at = self.now;
         for (page, fault) in faults.drain(..) {
             self.begin(page, fault, read_at)?;
         }
@@ -158,11 +158,15 @@ impl<P: Peers> Engine<P> {
 
     /// Waiters of the page were woken.
     pub(crate) fn woken(&mut self, page: PageIndex) {
-        let now = Instant::now();
-        self.has_woken |= self.stats.waits.end(page);
-        self.progress.woken(page, self.ticks(now));
-        if let Some(since) = self.requests.end(page) {
-            self.stats.request.record(now - since);
+        let is_waiter_known = self.stats.waits.end(page);
+        let since = self.requests.end(page);
+        if is_waiter_known || since.is_some() {
+            self.now = Instant::now();
+        }
+        self.has_woken |= is_waiter_known;
+        self.progress.woken(page, self.ticks(self.now));
+        if let Some(since) = since {
+            self.stats.request.record(self.now - since);
         }
     }
 }

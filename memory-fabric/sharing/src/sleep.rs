@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::time::Instant;
 
 use fabric_host::poll::poll_until;
 use fabric_peers::Peers;
@@ -46,7 +45,7 @@ impl<P: Peers> Engine<P> {
     pub(crate) fn serve_halts(&mut self) -> bool {
         let mut worked = false;
         for thread in self.signals.halts.take() {
-            self.progress.halts(thread, self.ticks(Instant::now()));
+            self.progress.halts(thread, self.ticks(self.now));
             worked = true;
         }
         worked
