@@ -1,8 +1,10 @@
 //! Tables of the memory that nodes with vCPUs share.
 
+mod placed;
+
 use std::fmt::Write as _;
 
-use ssi_hv_api::report::{Coherence, Report, Role, Transfers};
+use ssi_hv_api::report::{Coherence, Node, Report, Role, Transfers};
 
 use crate::svg::{count, escaped, time};
 
@@ -42,16 +44,10 @@ pub fn section(page: &mut String, report: &Report) {
          node with vCPUs asked for, got and gave.</p>\n<div class=\"scroll\"><table>\n<thead><tr>\
          <th></th>",
     );
-    let nodes = || {
-        report
-            .nodes
-            .iter()
-            .filter(|node| node.role == Role::Compute)
-    };
+    let nodes = || nodes_of(report);
     for node in nodes() {
-        let address = node.address.as_deref().unwrap_or("here");
         // Writing to a string cannot fail.
-        let _ = write!(page, "<th>node {} ({})</th>", node.id, escaped(address));
+        let _ = write!(page, "<th>{}</th>", name_of(node));
     }
     page.push_str("<th>all</th></tr></thead>\n<tbody>\n<tr><th>vCPUs</th>");
     for node in nodes() {
@@ -66,7 +62,20 @@ pub fn section(page: &mut String, report: &Report) {
         let _ = writeln!(page, "<td>{}</td></tr>", of(&coherence.total));
     }
     page.push_str("</tbody>\n</table></div>\n</section>\n");
+    placed::clocks(page, report);
+    placed::policy(page, report);
     hottest(page, coherence);
+}
+
+fn nodes_of(report: &Report) -> impl Iterator<Item = &Node> {
+    let nodes = report.nodes.iter();
+    nodes.filter(|node| node.role == Role::Compute)
+}
+
+/// Names a node, as HTML.
+fn name_of(node: &Node) -> String {
+    let address = node.address.as_deref().unwrap_or("here");
+    format!("node {} ({})", node.id, escaped(address))
 }
 
 fn hottest(page: &mut String, coherence: &Coherence) {

@@ -1,7 +1,9 @@
 //! Metrics of the memory that nodes with vCPUs share.
 
+mod policy;
+
 use super::families::{Families, Labels, flag, float};
-use ssi_hv_api::report::{Distribution, NodeState, Role, Transfers};
+use ssi_hv_api::report::{Distribution, NodeClock, NodeState, Role, Transfers};
 use ssi_hv_api::status::{NodeNow, VcpuState, VmStatus};
 
 /// Durations that a compute node has measured.
@@ -57,6 +59,7 @@ pub(super) fn add(all: &mut Families, status: &VmStatus, times: &[NodeTimes]) {
         "Its shortest round trip to node 0 in the last second; absent for node 0.",
         each(&nodes, |now| Some(now.node.round_trip_us? / 1e6)),
     );
+    add_clocks(all, &nodes);
     let peers = nodes.iter().flat_map(|now| {
         now.node.peers.iter().map(|peer| {
             let labels = vec![label(now.node.id), ("peer", peer.node.to_string())];
@@ -92,6 +95,9 @@ pub(super) fn add(all: &mut Families, status: &VmStatus, times: &[NodeTimes]) {
         "Virtual CPUs on the node, by what they do or wait for.",
         vcpus,
     );
+    if let Some(used) = &status.vcpu_policy {
+        policy::add(all, used);
+    }
     add_transfers(all, &nodes);
     let of = |time: fn(&NodeTimes) -> &Distribution| {
         let samples = times.iter();
@@ -117,6 +123,53 @@ fn each<'a, T>(
     nodes
         .iter()
         .filter_map(move |now| Some((vec![label(now.node.id)], value(now)?)))
+}
+
+/// How the time of each node follows that of node 0. A node reports this, so it may be anything.
+fn add_clocks(all: &mut Families, nodes: &[&NodeNow]) {
+    type Of = fn(&NodeClock) -> Option<f64>;
+    let gauges: [(&str, &str, Of); 6] = [
+        (
+            "ssi_hv_compute_clock_offset_seconds",
+            "What is added to the counter of the node's host to get that of node 0.",
+            |clock| Some(clock.offset_us / 1e6),
+        ),
+        (
+            "ssi_hv_compute_clock_error_seconds",
+            "How far the time of the node's vCPUs may be from that of node 0.",
+            |clock| Some(clock.error_us_max / 1e6),
+        ),
+        (
+            "ssi_hv_compute_clock_rate_ratio",
+            "How much faster the counter of node 0 is, as a share; absent until two comparisons agree.",
+            |clock| Some(clock.rate_ppm? / 1e6),
+        ),
+        (
+            "ssi_hv_compute_clock_rate_error_ratio",
+            "By how much that may be wrong if the rates have not changed.",
+            |clock| Some(clock.rate_ppm_error_max? / 1e6),
+        ),
+        (
+            "ssi_hv_compute_clock_scaled",
+            "Whether KVM scales the counter, because the hosts' nominal rates differ: 1 or 0.",
+            |clock| Some(flag(clock.scaled)),
+        ),
+        (
+            "ssi_hv_compute_clock_stepped_seconds",
+            "The sum of the steps by which that time was corrected; steps back are negative.",
+            |clock| Some(clock.steps_us / 1e6),
+        ),
+    ];
+    for (name, help, of) in gauges {
+        let value = move |now: &NodeNow| of(now.node.clock.as_ref()?);
+        let finite = move |now: &NodeNow| value(now).filter(|value| value.is_finite());
+        all.gauges(name, help, each(nodes, finite));
+    }
+    all.counters(
+        "ssi_hv_compute_clock_steps_total",
+        "How often the time of all the node's vCPUs was corrected at once.",
+        each(nodes, |now| Some(now.node.clock?.steps)),
+    );
 }
 
 fn add_transfers(all: &mut Families, nodes: &[&NodeNow]) {
@@ -243,3 +296,6 @@ fn add_transfers(all: &mut Families, nodes: &[&NodeNow]) {
         }),
     );
 }
+
+#[cfg(test)]
+mod tests;

@@ -257,6 +257,26 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_compute_up{node=\"1\"}", 1.0),
         ("ssi_hv_compute_up{node=\"2\"}", 0.0),
         ("ssi_hv_compute_round_trip_seconds{node=\"1\"}", 0.000_052),
+        ("ssi_hv_compute_clock_offset_seconds{node=\"1\"}", 7500.0),
+        (
+            "ssi_hv_compute_clock_error_seconds{node=\"2\"}",
+            0.000_062_5,
+        ),
+        ("ssi_hv_compute_clock_rate_ratio{node=\"1\"}", -0.000_003_5),
+        (
+            "ssi_hv_compute_clock_rate_error_ratio{node=\"2\"}",
+            0.000_000_5,
+        ),
+        ("ssi_hv_compute_clock_scaled{node=\"1\"}", 0.0),
+        ("ssi_hv_compute_clock_scaled{node=\"2\"}", 1.0),
+        ("ssi_hv_compute_clock_steps_total{node=\"2\"}", 80.0),
+        ("ssi_hv_compute_clock_stepped_seconds{node=\"2\"}", -0.0025),
+        ("ssi_hv_vcpu_policy_info{kind=\"follow\"}", 1.0),
+        ("ssi_hv_vcpu_policy_moves_total", 1.0),
+        ("ssi_hv_vcpu_policy_moves_failed_total", 2.0),
+        ("ssi_hv_vcpu_policy_staying{reason=\"few\"}", 2.0),
+        ("ssi_hv_vcpu_policy_staying{reason=\"moved\"}", 1.0),
+        ("ssi_hv_vcpu_policy_staying{reason=\"full\"}", 0.0),
         ("ssi_hv_compute_vcpus{node=\"0\",state=\"page\"}", 1.0),
         ("ssi_hv_compute_vcpus{node=\"2\",state=\"running\"}", 0.0),
         (
@@ -274,10 +294,11 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_compute_request_seconds_count{node=\"1\"}", 5.0),
         ("ssi_hv_compute_hold_seconds_count{node=\"1\"}", 1.0),
     ] {
-        assert!((value(&text, series) - expected).abs() < 1e-9, "{series}");
+        assert!((value(&text, series) - expected).abs() < 1e-12, "{series}");
     }
     assert!(!text.contains("ssi_hv_donor_"), "no node is a donor");
     assert!(!text.contains("ssi_hv_compute_round_trip_seconds{node=\"0\"}"));
+    assert!(!text.contains("_clock_offset_seconds{node=\"0\"}"));
     let text = node_text();
     for (series, expected) in [
         ("ssi_hv_node_lent_bytes", 67_108_864.0),
