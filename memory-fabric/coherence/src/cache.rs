@@ -339,6 +339,14 @@ impl<const PAGES: usize> Cache<PAGES> {
         self.word(page).state() == State::Modified
     }
 
+    /// Whether this node has the only copy of a page of a block that is split, and no request for it is
+    /// open and it is not held.
+    #[must_use]
+    pub fn is_alone(&self, page: PageIndex) -> bool {
+        let state = self.word(page).state();
+        matches!(state, State::Exclusive | State::Modified) && self.find(page).is_none()
+    }
+
     /// Whether a request is open or a page held.
     #[must_use]
     pub fn is_waiting(&self) -> bool {

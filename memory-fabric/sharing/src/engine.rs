@@ -125,6 +125,7 @@ pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.run()));
     // Nobody waits for an engine that has ended.
     engine.signals.fences.end(u64::MAX);
+    engine.signals.discards.end();
     let failure = match result {
         Ok(Ok(())) => return,
         Ok(Err(failure)) => failure,
@@ -217,6 +218,7 @@ impl<P: Peers> Engine<P> {
             worked |= self.serve_depot()?;
             worked |= self.retry()?;
             worked |= self.serve_fences()?;
+            worked |= self.serve_discards()?;
             self.flush(hands_over);
             self.flush_depot();
             self.frames.finish_frees()?;

@@ -265,6 +265,27 @@ impl Frames {
         }
     }
 
+    /// Unmaps pages that have bytes, and frees these.
+    pub(crate) fn discard(&mut self, run: PageRange) -> Result<(), Failure> {
+        let (first, count) = (run.first, run.count as usize);
+        let zapped = self.memory.zap(first, count);
+        zapped.map_err(failed("DONTNEED", first))?;
+        for page in run.iter() {
+            self.stays(page);
+            let flags = &mut self.flags[page.index()];
+            self.resident -= usize::from(*flags & RESIDENT != 0);
+            *flags &= !RESIDENT;
+        }
+        let punched = self.memory.punch(first, count);
+        punched.map_err(failed("PUNCH_HOLE", first))
+    }
+
+    /// Fills an unmapped page, which has bytes, with zeroes.
+    pub(crate) fn clear(&self, page: PageIndex) -> Result<(), Failure> {
+        let written = self.memory.write(page, &ZEROES);
+        written.map_err(failed("writing into the memory file", page))
+    }
+
     /// Frees the bytes of all pages that count as freed.
     pub(crate) fn finish_frees(&mut self) -> Result<(), Failure> {
         while let Some(page) = self.freed.pop() {

@@ -260,6 +260,19 @@ impl HomeStore {
         }
     }
 
+    /// The page is zero from now on: nobody asks for its bytes, which are freed if they are here.
+    pub(crate) fn discard(&mut self, page: PageIndex) {
+        let Some(kept) = self.kept(page) else {
+            return;
+        };
+        // A write of them to the depot may be on its way.
+        kept.leaves = false;
+        if matches!(kept.place, Place::Stored(_) | Place::Frame) {
+            let old = std::mem::replace(&mut kept.place, Place::Nowhere);
+            self.stored -= usize::from(matches!(old, Place::Stored(_)));
+        }
+    }
+
     /// The page's frame is freed, and another node has its only bytes, which are newer than any here.
     pub(crate) fn forget(&mut self, page: PageIndex) {
         if let Some(place @ Place::Frame) = self.place(page) {

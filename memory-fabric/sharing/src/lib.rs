@@ -10,6 +10,7 @@ mod ahead;
 mod away;
 mod carry;
 mod depot;
+mod discards;
 mod engine;
 mod evict;
 mod faults;
@@ -43,6 +44,7 @@ use fabric_peers::{PeerError, Peers};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use depot::{Depot, Stored};
+pub use discards::{DISCARD_TIME_MAX, DiscardError, Discards};
 pub use fences::TableFences;
 pub use halts::Halts;
 pub use homes::{Homes, Layout, TooLittleLent};
@@ -191,6 +193,7 @@ pub struct SharedMemory {
     stop: Arc<EventFd>,
     fences: Arc<TableFences>,
     halts: Arc<Halts>,
+    discards: Arc<Discards>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -266,6 +269,9 @@ impl SharedMemory {
         let fences = Arc::new(fences.map_err(|error| Failure::System("create an eventfd", error))?);
         let halts = Halts::new();
         let halts = Arc::new(halts.map_err(|error| Failure::System("create an eventfd", error))?);
+        let discards = Discards::new();
+        let discards = discards.map_err(|error| Failure::System("create an eventfd", error))?;
+        let discards = Arc::new(discards);
         let stats = Arc::new(SharingStats::default());
         let mut engine = engine::Engine::new(
             config,
@@ -276,6 +282,7 @@ impl SharedMemory {
                 stop: Arc::clone(&stop),
                 fences: Arc::clone(&fences),
                 halts: Arc::clone(&halts),
+                discards: Arc::clone(&discards),
             },
             Arc::clone(&stats),
         )?;
@@ -291,6 +298,7 @@ impl SharedMemory {
             stop,
             fences,
             halts,
+            discards,
             thread: Some(thread),
         })
     }
@@ -311,6 +319,12 @@ impl SharedMemory {
     #[must_use]
     pub const fn halts(&self) -> &Arc<Halts> {
         &self.halts
+    }
+
+    /// Drops what the guest does not need.
+    #[must_use]
+    pub const fn discards(&self) -> &Arc<Discards> {
+        &self.discards
     }
 
     /// Counters of the engine.

@@ -203,6 +203,25 @@ impl OwnedBlocks {
         }
     }
 
+    /// The guest does not need the bytes of a page, which is zero from now on. Returns whether it has a
+    /// frame, to be unmapped and freed, or `None` if the page is on its way and stays as it is.
+    pub(crate) fn discard(&mut self, page: PageIndex) -> Option<bool> {
+        if self.reading.iter().any(|one| one.page == page) {
+            return None;
+        }
+        let local = self.page(page)?;
+        let has_frame = match *local {
+            LocalPage::Zero | LocalPage::Home => false,
+            LocalPage::Clean(_)
+            | LocalPage::Dirty {
+                in_flight: false, ..
+            } => true,
+            LocalPage::Dirty { .. } => return None,
+        };
+        *local = LocalPage::Zero;
+        Some(has_frame)
+    }
+
     /// A write-back ended: the home has the bytes, or the page is `zero`. Returns whether to free
     /// the page, or `None` if the write-back was not of an owned block.
     pub(crate) fn was_written(&mut self, page: PageIndex, zero: bool) -> Option<bool> {
@@ -288,6 +307,35 @@ mod tests {
         assert_eq!(owned.was_written(page, false), Some(false));
         assert_eq!(owned.page(page), Some(&mut DIRTY.clone()));
         assert_eq!(owned.evict(page), Give::WriteBack);
+    }
+
+    #[test]
+    fn a_discarded_page_is_zero_unless_it_is_on_its_way() {
+        let mut owned = one_block();
+        let [written, leaves, read] = [3, 4, 5].map(PageIndex::new);
+        let zeroes = |page| Need::Zeroes(PageRange::new(page, 1));
+        assert_eq!(owned.discard(written), Some(false), "untouched");
+        owned.touch(written, true, 1);
+        assert_eq!(owned.discard(written), Some(true));
+        assert_eq!(owned.touch(written, false, 1), zeroes(written));
+        owned.touch(leaves, true, 1);
+        owned.evict(leaves);
+        assert_eq!(owned.discard(leaves), None, "being written back");
+        assert_eq!(owned.was_written(leaves, false), Some(true));
+        assert_eq!(owned.discard(leaves), Some(false), "at its home");
+        assert_eq!(owned.touch(leaves, false, 1), zeroes(leaves));
+        owned.touch(read, true, 1);
+        owned.evict(read);
+        owned.was_written(read, false);
+        assert_eq!(owned.touch(read, false, 1), Need::Home);
+        assert_eq!(owned.discard(read), None, "being read");
+        assert_eq!(owned.was_read(read), Some(false));
+        assert_eq!(owned.discard(read), Some(true), "clean");
+        assert_eq!(
+            owned.discard(PageIndex::new(BLOCK_PAGES)),
+            None,
+            "not owned"
+        );
     }
 
     #[test]

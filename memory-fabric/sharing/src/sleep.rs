@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::engine::Engine;
 use crate::faults::DEFERRED_MAX;
-use crate::{Failure, Halts, TableFences};
+use crate::{Discards, Failure, Halts, TableFences};
 
 /// What other threads of this process signal.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Signals {
     pub(crate) fences: Arc<TableFences>,
     /// vCPUs have halted.
     pub(crate) halts: Arc<Halts>,
+    /// The guest does not need some pages.
+    pub(crate) discards: Arc<Discards>,
 }
 
 /// How a sleep ended.
@@ -91,12 +93,14 @@ impl<P: Peers> Engine<P> {
             stop,
             fences,
             halts,
+            discards,
         } = &self.signals;
         let fds = [
             stop.as_raw_fd(),
             self.peers.poll_fd(),
             fences.wake().as_raw_fd(),
             halts.wake().as_raw_fd(),
+            discards.wake().as_raw_fd(),
         ];
         self.watched.clear();
         let of_faults = (self.deferred.len() < DEFERRED_MAX).then(|| self.frames.fd());
@@ -117,6 +121,10 @@ impl<P: Peers> Engine<P> {
         if self.watched[2].revents != 0 {
             // What was asked for is in a counter of its own.
             let _ = fences.wake().read();
+        }
+        if self.watched[4].revents != 0 {
+            // What was asked for is behind a lock.
+            let _ = discards.wake().read();
         }
         if self.watched[0].revents != 0 {
             return Ok(Slept::Stopped);

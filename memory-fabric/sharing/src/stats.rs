@@ -35,6 +35,8 @@ pub struct SharingStats {
     pub evictions: Counter,
     /// Of these, pages that were written to their home.
     pub write_backs: Counter,
+    /// Pages whose bytes were dropped because the guest does not need them.
+    pub discarded: Counter,
     /// Pages of which this node is the home that were sent to its depot.
     pub sent_away: Counter,
     /// The same that came from there.

@@ -3,6 +3,7 @@
 mod budget;
 mod deadlines;
 mod depot;
+mod discards;
 mod gangs;
 mod increments;
 mod litmus;
