@@ -37,7 +37,7 @@ pub use crate::wire::{
 };
 pub use depot::DonorDepot;
 pub use fabric_peers::{Channel, Paths, PeerTransport, SecureStream, Security};
-pub use fabric_sharing::{Halts, Layout, SharingStats, TableFences};
+pub use fabric_sharing::{DiscardError, Discards, Halts, Layout, SharingStats, TableFences};
 pub use security::TlsSecurity;
 
 /// How long a node's memory may be out of reach before the node is lost.
@@ -372,6 +372,12 @@ impl SharedGuest {
     #[must_use]
     pub const fn halts(&self) -> &Arc<Halts> {
         self.memory.halts()
+    }
+
+    /// Drops what the guest does not need.
+    #[must_use]
+    pub const fn discards(&self) -> &Arc<Discards> {
+        self.memory.discards()
     }
 
     /// How much of the guest's memory has its home at the node at this place.

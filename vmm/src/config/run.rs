@@ -238,7 +238,7 @@ impl RunSettings {
             },
             memory: self.memory,
             hotplug_memory: self.hotplug_memory,
-            balloon: self.balloon == Switch::On && is_alone,
+            balloon: self.balloon == Switch::On,
             disks: self.disks.clone(),
             nets: self.nets.clone(),
             vsock: placed_vsock(privileges.as_ref(), self.vsock.as_ref())?,

@@ -7,6 +7,7 @@ use devices::virtio::{
     Balloon, Block, Console, Disk, Entropy, HostSocket, HostSocketError, MacAddress, Net,
     RateLimiter, Tap, VirtioDevice, Vsock,
 };
+use memory_fabric::compute::Discards;
 use memory_fabric::fabric::Fabric;
 
 use super::free_memory::FreeMemory;
@@ -99,17 +100,25 @@ impl HostDevices {
     /// Returns the devices of a guest that starts, in their order on the bus. No earlier guest uses
     /// them any more, and their state is reset. `node` is the NUMA node to which memory may be
     /// added, if the guest sees nodes; changes of added memory are reported to `hotplug_changes`.
+    /// `shared` drops pages where other nodes share the guest's memory.
     pub fn for_guest(
         &self,
         config: &RunConfig,
         fabric: &Fabric,
+        shared: Option<&Arc<Discards>>,
         node: Option<u16>,
         hotplug_changes: &Changes,
     ) -> GuestDevices {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         let mut balloon = None;
         if config.balloon {
-            let free_memory = FreeMemory(fabric.discarder());
+            let free_memory = match shared {
+                None => FreeMemory::Paged(fabric.discarder()),
+                Some(discards) => FreeMemory::Shared {
+                    discards: Arc::clone(discards),
+                    stats: Arc::clone(fabric.stats()),
+                },
+            };
             let device = Arc::new(Balloon::new(Arc::new(free_memory)));
             devices.push(Arc::clone(&device) as Arc<dyn VirtioDevice>);
             balloon = Some(device);

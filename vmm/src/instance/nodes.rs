@@ -8,8 +8,8 @@ use std::time::Duration;
 use devices::{BOOT_TIMER_PORT, BootEvent};
 use fabric_identity::{ExpectedNode, SharedCredentials};
 use memory_fabric::compute::{
-    Carrier, ComputeRequest, ComputeTable, DonorDepot, Listeners, Membership, SharedGuest,
-    SharingError, member,
+    Carrier, ComputeRequest, ComputeTable, Discards, DonorDepot, Listeners, Membership,
+    SharedGuest, SharingError, member,
 };
 use memory_fabric::fabric::{DonorShares, Fabric, NodeLeases, TransportKind};
 use vm_memory::GuestMemoryMmap;
@@ -335,6 +335,11 @@ impl OtherNodes {
             host(place, cpus.collect(), self.shared.memory_at(place, &ranges))
         });
         hosts.collect()
+    }
+
+    /// Drops what the guest does not need.
+    pub const fn discards(&self) -> &Arc<Discards> {
+        self.shared.discards()
     }
 
     /// How much of the guest's memory the nodes keep at donors themselves.

@@ -259,7 +259,9 @@ impl Run<'_> {
         let node = u16::try_from(numa.len()).ok();
         let node = node.and_then(|count| count.checked_sub(1));
         let limiters = devices.limiters();
-        let devices = devices.for_guest(config, &fabric, node, &instance.hotplug_changes);
+        let shared = others.as_ref().map(OtherNodes::discards);
+        let changes = &instance.hotplug_changes;
+        let devices = devices.for_guest(config, &fabric, shared, node, changes);
         let booted = Arc::new(BootedVm::new(
             fabric.view().clone(),
             transport_used(&fabric),

@@ -3,6 +3,7 @@
 mod clocks;
 mod commands;
 mod donors;
+mod free_pages;
 mod leases;
 mod moves;
 mod secured;
