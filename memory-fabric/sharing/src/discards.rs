@@ -190,6 +190,10 @@ impl<P: Peers> Engine<P> {
         let mut dropped = 0;
         let mut run: Option<PageRange> = None;
         for page in pages.iter() {
+            // Others may have a merged table as well.
+            if self.tables.has(page) {
+                continue;
+            }
             let Some(has_frame) = self.owned.discard(page) else {
                 continue;
             };
