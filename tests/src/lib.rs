@@ -25,6 +25,7 @@ pub mod demo;
 pub mod distro;
 pub mod e2e;
 pub mod licences;
+pub mod moves;
 pub mod native;
 pub mod processor;
 pub mod published;

@@ -15,8 +15,8 @@ struct Args {
     #[arg(long)]
     distro: bool,
     /// Boot a guest with one CPU on each of two hosts, and measure and verify from inside what they
-    /// share. It takes minutes on emulated hosts.
-    #[arg(long, conflicts_with_all = ["distro", "transport", "small"])]
+    /// share. It takes minutes on emulated hosts. With --distro, a whole Debian works on both CPUs.
+    #[arg(long, conflicts_with_all = ["transport", "small"])]
     ssi: bool,
     /// How pages travel: `tcp`, `rdma` or `auto`. The latter two set up software RDMA (SoftRoCE) on
     /// emulated hosts [default: the choice of `ssi-hv run`, without SoftRoCE].
@@ -35,7 +35,9 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let result = cleanup::on_signals().map_err(Into::into).and_then(|()| {
         let workspace = programs::workspace();
-        if args.distro {
+        if args.distro && args.ssi {
+            distro::demo::run_on_two_hosts(&workspace)
+        } else if args.distro {
             distro::demo::run(&workspace)
         } else {
             let size = if args.small {

@@ -312,7 +312,11 @@ pub(crate) fn start_donor(lender: &Host, address: &str) -> anyhow::Result<Remote
 }
 
 /// Starts a node that lends this on a testbed host, and waits until it listens.
-fn start_node(lender: &Host, address: &str, lends: &[&str]) -> anyhow::Result<RemoteProcess> {
+pub(crate) fn start_node(
+    lender: &Host,
+    address: &str,
+    lends: &[&str],
+) -> anyhow::Result<RemoteProcess> {
     let mut argv = vec!["/share/ssi-hv", "node", "--listen", address, "--insecure"];
     argv.extend(lends);
     let donor = lender.spawn(&argv)?;

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 
 use super::work::Work;
-use super::{Network, REPORT};
+use super::{LOGIN_DEADLINE, Network, REPORT};
 use crate::published::Published;
 use crate::testbed::{Host, Tap};
 
@@ -49,7 +49,7 @@ pub fn measure(
     reboots: bool,
 ) -> anyhow::Result<(Measured, Value)> {
     let network = Network::up(host, dir)?;
-    let mut guest = network.boot(flags, console)?;
+    let mut guest = network.boot(("", flags), console, LOGIN_DEADLINE)?;
     println!("{:<12}{:>10.1} s", "login", guest.to_login.as_secs_f64());
     guest.wait_for_ssh()?;
     // The report covers the last start only, and the workloads belong to it.

@@ -6,6 +6,7 @@
 
 pub mod comparison;
 pub mod demo;
+pub mod ssi;
 pub mod work;
 
 use std::path::Path;
@@ -33,13 +34,15 @@ const LOGIN: &str = "debian login:";
 
 /// Deadline from the guest's start to its login prompt. Emulated and alone on its machine it takes
 /// about a minute.
-const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
+pub const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
 /// Deadline from the login prompt to the first answer by SSH.
 const SSH_DEADLINE: Duration = Duration::from_secs(120);
 /// Deadline of the guest's exit.
 const END_DEADLINE: Duration = Duration::from_secs(120);
 /// Deadline of a small command on the host.
 const SHORT: Duration = Duration::from_secs(30);
+/// What a script in the guest reads, on the host.
+const SCRIPT_INPUT: &str = "/tmp/script-input";
 
 /// Kernel messages that report a problem, in lower case, each preceded by a space.
 const COMPLAINTS: &[&str] = &[
@@ -113,11 +116,11 @@ impl<'a> Network<'a> {
     }
 
     /// Returns the arguments of `ssi-hv` that boot the guest with two vCPUs, 1 GiB of memory and
-    /// further flags.
-    fn arguments(&self, more: &[&str]) -> Vec<String> {
+    /// further parameters of its kernel and flags.
+    fn arguments(&self, parameters: &str, more: &[&str]) -> Vec<String> {
         // Debian boots quietly by default as well.
         let cmdline = format!(
-            "root={DISK} quiet \"systemd.set_credential=ssh.authorized_keys.root:{}\"",
+            "root={DISK} quiet {parameters} \"systemd.set_credential=ssh.authorized_keys.root:{}\"",
             self.key
         );
         let (disk, net) = (format!("path={DISK}"), format!("tap={TAP}"));
@@ -136,18 +139,23 @@ impl<'a> Network<'a> {
         arguments.into_iter().map(str::to_owned).collect()
     }
 
-    /// Boots the guest and waits for its login prompt.
+    /// Boots the guest and waits for its login prompt, so long.
     ///
     /// # Errors
     /// Fails when the prompt does not appear before the deadline.
-    pub fn boot(&self, more: &[&str], console: Tap) -> anyhow::Result<Guest<'a>> {
+    pub fn boot(
+        &self,
+        (parameters, more): (&str, &[&str]),
+        console: Tap,
+        within: Duration,
+    ) -> anyhow::Result<Guest<'a>> {
         self.host.check(&["rm", "-f", REPORT], SHORT)?;
         let mut argv = vec!["/share/ssi-hv".to_owned()];
-        argv.extend(self.arguments(more));
+        argv.extend(self.arguments(parameters, more));
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let begin = Instant::now();
         let process = self.host.spawn_with(&argv, &[], console)?;
-        process.wait_for_text(LOGIN, 1, LOGIN_DEADLINE)?;
+        process.wait_for_text(LOGIN, 1, within)?;
         Ok(Guest {
             host: self.host,
             process,
@@ -186,6 +194,35 @@ fn key_of(host: &Host, dir: &Path) -> anyhow::Result<String> {
     Ok(std::fs::read_to_string(key.with_extension("pub"))?)
 }
 
+/// The arguments by which the host runs a command in the guest.
+fn ssh(command: &str) -> Vec<String> {
+    let guest = format!("root@{GUEST_ADDRESS}");
+    let argv = [
+        "ssh",
+        "-i",
+        KEY,
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "ConnectTimeout=20",
+        // A guest that ended is detected within 5 minutes, and a slow one answers within them.
+        "-o",
+        "ServerAliveInterval=30",
+        "-o",
+        "ServerAliveCountMax=10",
+        // Each start of the testbed has a different guest at this address.
+        "-o",
+        "StrictHostKeyChecking=no",
+        "-o",
+        "UserKnownHostsFile=/dev/null",
+        "-o",
+        "LogLevel=ERROR",
+        &guest,
+        command,
+    ];
+    argv.map(str::to_owned).to_vec()
+}
+
 /// A running guest.
 #[derive(Debug)]
 pub struct Guest<'a> {
@@ -199,29 +236,8 @@ pub struct Guest<'a> {
 
 impl Guest<'_> {
     fn ssh(&self, command: &str, within: Duration) -> anyhow::Result<Output> {
-        let argv = [
-            "ssh",
-            "-i",
-            KEY,
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            "ConnectTimeout=20",
-            // A guest that ended is detected within 5 minutes, and a slow one answers within them.
-            "-o",
-            "ServerAliveInterval=30",
-            "-o",
-            "ServerAliveCountMax=10",
-            // Each start of the testbed has a different guest at this address.
-            "-o",
-            "StrictHostKeyChecking=no",
-            "-o",
-            "UserKnownHostsFile=/dev/null",
-            "-o",
-            "LogLevel=ERROR",
-            &format!("root@{GUEST_ADDRESS}"),
-            command,
-        ];
+        let argv = ssh(command);
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         Ok(self.host.run(&argv, within)?)
     }
 
@@ -264,6 +280,42 @@ impl Guest<'_> {
         );
     }
 
+    /// Runs a script in the guest, which prints so many lines with `mark`, each within this time of
+    /// the one before, and must succeed. Calls `reached` at each, and returns all that it printed.
+    /// The script reads what is written to [`SCRIPT_INPUT`] on the host.
+    ///
+    /// # Errors
+    /// Fails when a line does not come in time, or the script or `reached` fails.
+    pub fn follow(
+        &self,
+        script: &str,
+        (mark, lines): (&str, usize),
+        within: Duration,
+        mut reached: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<String> {
+        let run =
+            format!("rm -f {SCRIPT_INPUT}; mkfifo {SCRIPT_INPUT} && exec \"$@\" <>{SCRIPT_INPUT}");
+        let ssh = ssh(script);
+        let mut argv = vec!["sh", "-c", &run, "sh"];
+        argv.extend(ssh.iter().map(String::as_str));
+        let process = self.host.spawn(&argv)?;
+        for number in 0..lines {
+            process
+                .wait_for_nth_line(mark, number, within)
+                .with_context(|| format!("line {number} with {mark:?}"))?;
+            reached()?;
+        }
+        let output = process.wait(within)?;
+        ensure!(
+            output.status.code == 0,
+            "in the guest a script ended with {}; it said: {}{}",
+            output.status,
+            output.stdout,
+            output.stderr
+        );
+        Ok(output.stdout)
+    }
+
     /// Reboots the guest and waits until it runs again. Checks that the contents of its disk are
     /// unchanged and that its boot id is not. Returns the time to the next login prompt.
     ///
@@ -298,9 +350,17 @@ impl Guest<'_> {
     /// # Errors
     /// Fails with the first problem found.
     pub fn check_log(&self) -> anyhow::Result<()> {
+        self.check_log_except(&[])
+    }
+
+    /// Like [`check_log`](Self::check_log), apart from these complaints of the kernel.
+    ///
+    /// # Errors
+    /// Fails with the first other problem found.
+    pub fn check_log_except(&self, expected: &[&str]) -> anyhow::Result<()> {
         let log = self.run("journalctl --no-pager -q -k -o cat", SHORT)?;
         ensure!(log.contains("Linux version"), "no log: {log}");
-        if let Some(line) = complaint(&log) {
+        if let Some(line) = complaint(&log, expected) {
             anyhow::bail!("the guest's kernel says: {line}");
         }
         let failed = self.run("systemctl --failed --no-legend --plain", SHORT)?;
@@ -318,11 +378,12 @@ impl Guest<'_> {
     }
 }
 
-/// Returns the first line in which a kernel reports a problem.
-fn complaint(log: &str) -> Option<&str> {
+/// Returns the first line in which a kernel reports a problem, and which has none of these texts.
+fn complaint<'a>(log: &'a str, expected: &[&str]) -> Option<&'a str> {
     log.lines().find(|line| {
         let line = format!(" {}", line.to_lowercase());
-        COMPLAINTS.iter().any(|complaint| line.contains(complaint))
+        let has = |texts: &[&str]| texts.iter().any(|text| line.contains(text));
+        has(COMPLAINTS) && !has(expected)
     })
 }
 
@@ -333,10 +394,14 @@ mod tests {
     #[test]
     fn a_hung_task_and_an_error_of_a_disk_are_complaints_and_a_start_is_not() {
         let log = "Linux version 6.1\nDMA: debug\nDEBUG: x\nINFO: task dd:5 blocked for more than 120 seconds.\n";
-        assert!(complaint(log).is_some_and(|line| line.contains("task dd")));
+        assert!(complaint(log, &[]).is_some_and(|line| line.contains("task dd")));
+        assert_eq!(complaint(log, &["blocked for more than"]), None);
+        let lockup = "watchdog: BUG: soft lockup - CPU#1 stuck for 23s!\n";
+        assert_eq!(complaint(lockup, &["soft lockup"]), None);
+        assert_eq!(complaint(lockup, &[]), Some(lockup.trim_end()));
         let error = "EXT4-fs error (device vda): ext4_lookup\n";
-        assert_eq!(complaint(error), Some(error.trim_end()));
-        assert!(complaint("BUG: unable to handle page fault\n").is_some());
-        assert_eq!(complaint("EXT4-fs (vda): mounted\nDebug: on\n"), None);
+        assert_eq!(complaint(error, &[]), Some(error.trim_end()));
+        assert!(complaint("BUG: unable to handle page fault\n", &[]).is_some());
+        assert_eq!(complaint("EXT4-fs (vda): mounted\nDebug: on\n", &[]), None);
     }
 }

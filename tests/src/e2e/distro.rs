@@ -10,7 +10,8 @@ use super::bed::{add_rxe, remove_rxe};
 use super::donor::Donor;
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::distro::comparison::{Comparison, Measured, donor_flags, measure};
-use crate::distro::work;
+use crate::distro::{ssi, work};
+use crate::testbed::Tap;
 
 /// Scenarios that run only by name, since making the image and booting it takes minutes.
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -34,6 +35,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_product: true,
         hosts: Hosts::TWO_6_1,
         run: |context| works(context, "rdma", work::ALL, true),
+    },
+    Scenario {
+        name: "distro_ssi",
+        about: "Debian boots on one host, and does verified work with a CPU on each of two",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: works_on_two_hosts,
     },
     Scenario {
         name: "distro_memtester_tcp",
@@ -94,14 +102,19 @@ fn one(
     pieces: &[work::Work],
     reboots: bool,
 ) -> anyhow::Result<(Measured, Value)> {
-    let path = context.artifacts.join(format!("{name}-console.log"));
-    let mut log = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
-    let console = Box::new(move |bytes: &[u8]| {
-        // Best effort: the log only serves to analyse a failure.
-        let _ = log.write_all(bytes);
-    });
+    let console = console(context, name)?;
     let (host, dir) = (context.testbed.host(1), &context.artifacts);
     measure(host, dir, flags, console, pieces, reboots)
+}
+
+/// Logs the guest's console to an artifact of the scenario.
+fn console(context: &Context<'_>, name: &str) -> anyhow::Result<Tap> {
+    let path = context.artifacts.join(format!("{name}-console.log"));
+    let mut log = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
+    Ok(Box::new(move |bytes: &[u8]| {
+        // Best effort: the log only serves to analyse a failure.
+        let _ = log.write_all(bytes);
+    }))
 }
 
 /// Returns a skip with its reason if Debian cannot be booted.
@@ -126,6 +139,23 @@ fn boots(context: &Context<'_>) -> Result {
         "login prompt after {:.0} s, {} remote faults (emulated)",
         measured.to_login.as_secs_f64(),
         report["faults"]["remote"]["count"]
+    ));
+    Ok(Verdict::Pass)
+}
+
+fn works_on_two_hosts(context: &Context<'_>) -> Result {
+    if let Some(skipped) = missing(context) {
+        return Ok(skipped);
+    }
+    let node = Donor::lending(context, "1G", &["--cpus", "1"])?;
+    let console = console(context, "guest")?;
+    let worked = ssi::work_on_two_hosts(context.testbed.host(1), &context.artifacts, console)?;
+    let report = node.end(context)?;
+    ensure!(report["lent_bytes"] == 0, "the node's report: {report}");
+    context.note(format!(
+        "{} (emulated); host 2: {}",
+        worked.json(),
+        worked.report["nodes"][1]["transfers"]
     ));
     Ok(Verdict::Pass)
 }

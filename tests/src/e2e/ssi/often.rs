@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use super::{CLOUD, DEADLINE, QUIET, SUM, TWO, end, has_summed, said};
 use crate::e2e::guest::{Finished, SHORT, exit};
 use crate::e2e::{Context, Result, Verdict};
-use crate::testbed::Host;
+use crate::moves;
 
 /// Guests in a row.
 const BOOTS: usize = 20;
@@ -47,22 +47,6 @@ const MOVES_MIN: usize = 30;
 /// Name of the guest whose CPU moves.
 const NAME: &str = "moves";
 
-/// Whether a CPU that was ordered to move is there. One that waits for a page goes when it has it.
-fn has_moved(code: i32, errors: &str) -> anyhow::Result<bool> {
-    let is_late = ["has not moved to node", "already: wait until it is there"];
-    ensure!(
-        code == exit::SHUTDOWN || is_late.iter().any(|part| errors.contains(part)),
-        "`ssi-hv move` ended with {code}: {errors}"
-    );
-    Ok(code == exit::SHUTDOWN)
-}
-
-fn order(host: &Host, node: &str) -> anyhow::Result<bool> {
-    let order = ["/share/ssi-hv", "move", NAME, "--cpu", "1", "--to", node];
-    let output = host.run(&order, SHORT)?;
-    has_moved(output.status.code, &output.stderr)
-}
-
 pub(super) fn moves(context: &Context<'_>) -> Result {
     let nodes = TWO.nodes(context)?;
     let seconds = MOVES_TIME.as_secs();
@@ -75,7 +59,7 @@ pub(super) fn moves(context: &Context<'_>) -> Result {
         .with_context(|| said(&process, &nodes))?;
     let (started, mut moves, mut late) = (Instant::now(), 0, 0);
     for node in ["0", "1"].into_iter().cycle() {
-        match order(context.testbed.host(1), node) {
+        match moves::order(context.testbed.host(1), NAME, node) {
             Ok(true) => moves += 1,
             Ok(false) => late += 1,
             // The guest has ended meanwhile, and the probe is looked at.
@@ -102,20 +86,4 @@ pub(super) fn moves(context: &Context<'_>) -> Result {
         "{moves} moves in {time:.0} s, {late} orders that were late (emulated)"
     ));
     Ok(Verdict::Pass)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_order_to_move_may_be_late_and_must_not_fail() {
-        let late = "vCPU 1 has not moved to node 0 within 8 s: it waits for a page";
-        let moves = "vCPU 1 moves to node 0 already: wait until it is there";
-        assert!(has_moved(0, "").unwrap());
-        assert!(!has_moved(1, late).unwrap());
-        assert!(!has_moved(1, moves).unwrap());
-        assert!(has_moved(1, "the VM is paused").is_err());
-        assert!(has_moved(139, "").is_err());
-    }
 }
