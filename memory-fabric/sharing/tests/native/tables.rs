@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fabric_pages::page::{PageIndex, PageRange};
 use fabric_sharing::SharedMemory;
 
 use crate::mesh::{ALL, config, nodes_with};
@@ -234,6 +235,40 @@ fn a_table_that_is_freed_is_memory_of_one_writer() {
 }
 
 /// Without the flag tables are memory like any other.
+/// The guest's report of free pages may come before the table is known to be none any more.
+#[test]
+fn a_merged_table_is_not_dropped() {
+    let nodes = with_tables(2, true);
+    wait_for_tables(&nodes, 5);
+    for (place, node) in nodes.iter().enumerate() {
+        for page in [FIRST, FAR] {
+            entry(node, page, 100 + place).store(7, Ordering::Relaxed);
+        }
+        node.fences().wait();
+    }
+    let tables = [ROOT, THIRD, SECOND, FIRST, FAR];
+    let ranges = tables.map(|page| {
+        let page = u32::try_from(page).expect("a small number");
+        PageRange::new(PageIndex::new(page), 1)
+    });
+    for node in &nodes {
+        assert_eq!(node.discards().discard(&ranges), (0, Ok(())));
+    }
+    for node in &nodes {
+        for (page, place, value) in [
+            (ROOT, 511, link(THIRD)),
+            (SECOND, 2, link(FAR)),
+            (FIRST, 100, 7),
+            (FIRST, 101, 7),
+            (FAR, 100, 7),
+            (FAR, 101, 7),
+        ] {
+            let found = entry(node, page, place).load(Ordering::Relaxed);
+            assert_eq!(found, value, "entry {place} of page {page}");
+        }
+    }
+}
+
 #[test]
 fn nothing_is_merged_unless_it_is_asked_for() {
     let nodes = with_tables(2, false);
