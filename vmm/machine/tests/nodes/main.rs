@@ -24,6 +24,7 @@ fn works(x2apic: bool) {
     let running = Running::start(work_on_two_nodes::code(), x2apic, 0);
     running.wait_for(b'b');
     assert!(running.handle.press_power_button());
+    println!("faults: {:?}", running.faults());
     let (primary, secondary, said) = running.finish(LIMIT);
     assert_eq!(said, "lk");
     assert_eq!((primary, secondary), (Outcome::Shutdown, Outcome::Shutdown));

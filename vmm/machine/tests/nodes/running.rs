@@ -105,8 +105,6 @@ impl Running {
         Self::with_counter(counter, &[0, 1], code, x2apic, rounds)
     }
 
-    /// `of_node` gives the counter of the second node's host for the guest's memory there; each vCPU has
-    /// an owner.
     pub fn with_counter(
         of_node: impl FnOnce(GuestMemoryMmap) -> HostCounter,
         owners: &[u8],
@@ -114,8 +112,20 @@ impl Running {
         x2apic: bool,
         rounds: u32,
     ) -> Self {
+        Self::over(connection(), of_node, owners, code, x2apic, rounds)
+    }
+
+    /// The nodes have the ends of a connection. `of_node` gives the counter of the second node's host for
+    /// the guest's memory there; each vCPU has an owner.
+    pub fn over(
+        (here, there): (TcpStream, TcpStream),
+        of_node: impl FnOnce(GuestMemoryMmap) -> HostCounter,
+        owners: &[u8],
+        code: &[u8],
+        x2apic: bool,
+        rounds: u32,
+    ) -> Self {
         let nodes = mesh::nodes(2, 2, usize::MAX);
-        let (here, there) = connection();
         let kept = Kept::default();
         let config = SecondaryConfig {
             nodes: nodes_config(1, 0, &[], there, &nodes[1]),
@@ -158,6 +168,12 @@ impl Running {
         }
     }
 
+    /// The faults of each node so far.
+    pub fn faults(&self) -> Vec<u64> {
+        let nodes = self.nodes.iter();
+        nodes.map(|node| node.stats().faults.get()).collect()
+    }
+
     pub fn wait_for(&self, byte: u8) {
         if let Err(said) = wait_for(&self.said, byte, LIMIT) {
             let ends = [&self.end, &self.secondary].map(|end| end.recv_timeout(SILENCE_MAX));
@@ -168,8 +184,6 @@ impl Running {
     /// How it ended on both nodes, and all that it said since the last wait.
     pub fn finish(self, limit: Duration) -> (Outcome, Outcome, String) {
         let ends = [&self.end, &self.secondary].map(|end| end.recv_timeout(limit));
-        let faults: Vec<_> = self.nodes.iter().map(|n| n.stats().faults.get()).collect();
-        println!("faults of the nodes: {faults:?}");
         let said = String::from_utf8_lossy(&self.said.try_iter().collect::<Vec<_>>()).into_owned();
         let ends = ends.map(|end| {
             let end = end.unwrap_or_else(|_| panic!("it does not end, and has said {said:?}"));
