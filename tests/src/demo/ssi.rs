@@ -128,11 +128,17 @@ pub(super) fn table(two: &Value, one: &Value, report: &Value) -> String {
         );
     }
     for node in report["nodes"].as_array().into_iter().flatten() {
-        if let (Some(cpus), transfers) = (node["cpus"].as_u64(), &node["transfers"]) {
+        let cpus = node["cpus"].as_array().filter(|cpus| !cpus.is_empty());
+        if let (Some(_), transfers @ Value::Object(_)) = (cpus, &node["transfers"]) {
             let _ = writeln!(
                 text,
-                "node {}: {cpus} CPUs, transfers {transfers}",
-                node["id"]
+                "node {}: CPUs {}; pages received {}, sent {}; upgrades {}; tokens {}",
+                node["id"],
+                node["cpus"],
+                transfers["pages_received"],
+                transfers["pages_sent"],
+                transfers["upgrades"],
+                transfers["tokens"],
             );
         }
     }
@@ -237,7 +243,10 @@ mod tests {
         };
         let report = json!({
             "boot": {"to_init_ms": 3000.0, "local_to_init_ms": 1000.0},
-            "nodes": [{"id": 0, "cpus": 1, "transfers": 7}, {"id": 1}],
+            "nodes": [
+                {"id": 0, "cpus": [0, 2], "transfers": {"pages_received": 7, "pages_sent": 5, "upgrades": 3, "tokens": 1}},
+                {"id": 1, "cpus": [], "transfers": null},
+            ],
         });
         let text = table(&probe(50.0), &probe(5.0), &report);
         let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap();
@@ -254,7 +263,8 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("NUMA node 0: CPUs 0-1, 2 MiB"), "{text}");
-        assert!(text.contains("node 0: 1 CPUs, transfers 7") && !text.contains("node 1:"));
+        let node = "node 0: CPUs [0,2]; pages received 7, sent 5; upgrades 3; tokens 1";
+        assert!(text.contains(node) && !text.contains("node 1:"), "{text}");
         assert!(
             text.contains("2 tests of memory order, 4 KiB verified"),
             "{text}"

@@ -8,8 +8,7 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 
 use super::work::Work;
-use super::{LOGIN_DEADLINE, Network, REPORT};
-use crate::published::Published;
+use super::{LOGIN_DEADLINE, Network};
 use crate::testbed::{Host, Tap};
 
 /// Returns the flags for a guest with `local_memory` here and the rest on the donor on host 2.
@@ -71,16 +70,7 @@ pub fn measure(
         work,
         reboot,
     };
-    let output = guest.power_off()?;
-    ensure!(
-        output.status.code == 0,
-        "the run ended with {} instead of 0: {}",
-        output.status,
-        output.stderr
-    );
-    let file = dir.join("distro-run.json");
-    host.get(REPORT, &file)?;
-    let report = Published::Report.parse(&std::fs::read_to_string(&file)?)?;
+    let report = guest.end(dir)?;
     ensure!(
         report["boot"]["restarts"].as_u64() == Some(reboots.into()),
         "restarts in the report: {}",

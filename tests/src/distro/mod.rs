@@ -14,13 +14,15 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use serde_json::Value;
 
+use crate::published::Published;
 use crate::testbed::{Host, Output, RemoteProcess, Tap};
 
 /// The disk of the guest's image on host 1.
 pub const DISK: &str = "/dev/vda";
 /// Path of the report of `ssi-hv`.
-pub const REPORT: &str = "/tmp/distro.json";
+const REPORT: &str = "/tmp/distro.json";
 /// Name of the host in the guest's network.
 pub const HOST_NAME: &str = "host.ssi.internal";
 
@@ -368,13 +370,23 @@ impl Guest<'_> {
         Ok(())
     }
 
-    /// Powers the guest off and returns how the run ended.
+    /// Powers the guest off, which must be its end, and returns the report of the run, which is also
+    /// left in `dir`.
     ///
     /// # Errors
-    /// Fails when it does not end before the deadline.
-    pub fn power_off(self) -> anyhow::Result<Output> {
+    /// Fails when the run ends in another way, or there is no report.
+    pub fn end(self, dir: &Path) -> anyhow::Result<Value> {
         let _ = self.ssh("systemctl poweroff", SHORT)?;
-        Ok(self.process.wait(END_DEADLINE)?)
+        let output = self.process.wait(END_DEADLINE)?;
+        ensure!(
+            output.status.code == 0,
+            "the run ended with {} instead of 0: {}",
+            output.status,
+            output.stderr
+        );
+        let file = dir.join("distro-run.json");
+        self.host.get(REPORT, &file)?;
+        Published::Report.parse(&std::fs::read_to_string(&file)?)
     }
 }
 

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use super::{Network, REPORT, SCRIPT_INPUT};
+use super::{Network, SCRIPT_INPUT};
 use crate::moves;
-use crate::published::Published;
 use crate::testbed::{Host, Tap};
 
 /// Flags of a guest whose second CPU goes to host 2 when it is told to.
@@ -23,8 +22,7 @@ pub const FLAGS: [&str; 7] = [
 ];
 /// Keeps what nobody binds to CPU 1 away from it: a whole distribution has many threads that wake up
 /// for a moment, and each that does so on the other host takes pages with it.
-pub const PARAMETERS: &str =
-    "isolcpus=nohz,domain,managed_irq,1 rcu_nocbs=1 irqaffinity=0 workqueue.power_efficient=1";
+pub const PARAMETERS: &str = "isolcpus=nohz,domain,managed_irq,1 rcu_nocbs=1 irqaffinity=0";
 /// What the node on host 2 lends.
 pub const LENDS: &[&str] = &["--memory", "1G", "--cpus", "1"];
 const NAME: &str = "debian";
@@ -137,16 +135,7 @@ pub fn work_on_two_hosts(host: &Host, dir: &Path, console: Tap) -> anyhow::Resul
     move_cpu(host, "0")?;
     guest.check_log_except(WAITS)?;
     let to_login = guest.to_login;
-    let output = guest.power_off()?;
-    ensure!(
-        output.status.code == 0,
-        "the run ended with {} instead of 0: {}",
-        output.status,
-        output.stderr
-    );
-    let file = dir.join("distro-run.json");
-    host.get(REPORT, &file)?;
-    let report = Published::Report.parse(&std::fs::read_to_string(&file)?)?;
+    let report = guest.end(dir)?;
     let pages = report["nodes"][1]["transfers"]["pages_received"].as_u64();
     ensure!(
         pages.is_some_and(|pages| pages > 1000),
