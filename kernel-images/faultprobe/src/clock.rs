@@ -31,6 +31,11 @@ impl Clock {
         self.instant.elapsed().as_nanos() as f64 / ticks as f64
     }
 
+    /// Returns the nanoseconds since the start by the kernel's clock, below 585 years.
+    pub fn elapsed_ns(&self) -> u64 {
+        u64::try_from(self.instant.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// Returns the seconds since the start.
     pub fn elapsed_s(&self) -> f64 {
         self.instant.elapsed().as_secs_f64()

@@ -11,6 +11,7 @@ pub mod interrupt;
 pub mod machine;
 pub mod ordering;
 pub mod team;
+pub mod time;
 pub mod transfer;
 pub mod work;
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::clock::Clock;
+use crate::cpu::now_ticks;
 use crate::report::{Latency, latency_of};
 use cells::{Cells, Pages};
 use exact::{Count, Counters, How};
@@ -35,7 +37,7 @@ const PAIRS_MAX: usize = 8;
 /// At most so many CPUs compute alone, one after the other.
 const ALONE_MAX: usize = 4;
 /// Shares of the time: see [`Probe::share`]. Their sum is that of all parts.
-const SHARES: u32 = 20;
+const SHARES: u32 = 21;
 /// How long the rate of the counter is measured before deadlines are derived from it.
 const RATE_TIME: Duration = Duration::from_millis(50);
 /// How long past its deadline a lock is awaited; the other CPU may be preempted while it has it.
@@ -69,6 +71,19 @@ pub struct Ordering {
     /// How often a CPU read a new value of another.
     met: u64,
     violations: u64,
+}
+
+/// Messages between two CPUs that carry the time at which they were sent.
+#[derive(Debug, Serialize)]
+pub struct Times {
+    cpus: [usize; 2],
+    messages: u64,
+    /// Messages that came before they were sent, by the counters of the CPUs.
+    early_by_counter: u64,
+    /// The same by the kernel's clock.
+    early_by_clock: u64,
+    /// What the fastest message took, by the counters.
+    shortest_us: f64,
 }
 
 /// Parts of a computation that CPUs checked for each other.
@@ -109,6 +124,8 @@ pub struct Results {
     add: Counter,
     compare_exchange: Counter,
     ordering: Vec<Ordering>,
+    /// Whether time goes back from CPU to CPU.
+    times: Vec<Times>,
     sorted: Checked,
     rate: Rate,
 }
@@ -117,7 +134,8 @@ pub struct Results {
 #[derive(Debug, Serialize)]
 pub struct Report {
     ssi: Results,
-    /// Contradictions to the memory model, wrong counts and results, and interrupts that were lost.
+    /// Contradictions to the memory model, wrong counts and results, interrupts that were lost, and
+    /// messages from the future.
     violations: u64,
     verified_bytes: u64,
     corrupt_bytes: u64,
@@ -220,6 +238,7 @@ impl<C: Cells> Probe<C> {
             compare_exchange: self.counter(How::CompareExchange)?,
             ordering: self.ordering(!calls.is_empty())?,
             calls,
+            times: self.times()?,
             sorted: self.sort()?,
             rate: self.rate()?,
             cpus: self.cpus,
@@ -238,23 +257,30 @@ impl<C: Cells> Probe<C> {
     }
 
     /// Runs something on CPU 0 and each other one, in shares of the time.
+    fn each_pair<T>(
+        &self,
+        shares: u64,
+        mut run: impl FnMut([usize; 2], u64) -> Result<T, String>,
+    ) -> Result<Vec<T>, String> {
+        let pairs = (self.all.len() - 1).min(PAIRS_MAX);
+        let ticks = self.share * shares / pairs as u64;
+        (1..=pairs).map(|other| run([0, other], ticks)).collect()
+    }
+
+    /// The same of something that has ticks of rounds.
     fn pairs(
         &self,
         shares: u64,
         mut run: impl FnMut(&[usize; 2], u64) -> Result<Vec<u64>, String>,
     ) -> Result<Vec<Pair>, String> {
-        let pairs = (self.all.len() - 1).min(PAIRS_MAX);
-        let ticks = self.share * shares / pairs as u64;
-        let pair = |other: usize| {
-            let who = [0, other];
+        self.each_pair(shares, |who, ticks| {
             let round_ticks = run(&who, ticks)?;
             Ok(Pair {
                 cpus: who.map(|thread| self.cpus[thread]),
                 rounds: round_ticks.len(),
                 latency_us: latency_of(&round_ticks, self.clock.ns_per_tick()),
             })
-        };
-        (1..=pairs).map(pair).collect()
+        })
     }
 
     fn transfers(&mut self) -> Result<Vec<Pair>, String> {
@@ -347,6 +373,37 @@ impl<C: Cells> Probe<C> {
             }
         }
         Ok(results)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a time below an hour")]
+    fn times(&mut self) -> Result<Vec<Times>, String> {
+        let clock = self.clock;
+        let times = self.each_pair(1, |who, ticks| {
+            let memory = self.memory(1);
+            let seen = self.team.run(&who, move |role| {
+                let now = || [now_ticks(), clock.elapsed_ns()];
+                let (most, deadline) = (time::MESSAGES_MAX, Deadline::after(ticks));
+                time::exchange(&*memory, 0, role, now, most, &deadline)
+            })?;
+            let early = |by: usize| seen.iter().map(|seen| seen.early[by]).sum();
+            let shortest = seen.iter().map(|seen| seen.shortest);
+            let shortest = shortest
+                .filter(|ticks| *ticks < u64::MAX)
+                .min()
+                .unwrap_or(0);
+            Ok(Times {
+                cpus: who.map(|thread| self.cpus[thread]),
+                messages: seen.iter().map(|seen| seen.messages).sum(),
+                early_by_counter: early(0),
+                early_by_clock: early(1),
+                shortest_us: rounded(shortest as f64 * clock.ns_per_tick() / 1e3),
+            })
+        })?;
+        let early = times
+            .iter()
+            .map(|one| one.early_by_counter + one.early_by_clock);
+        self.violations += early.sum::<u64>();
+        Ok(times)
     }
 
     fn sort(&mut self) -> Result<Checked, String> {

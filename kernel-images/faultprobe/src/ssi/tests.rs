@@ -50,6 +50,8 @@ fn this_machine_is_sound_and_every_part_has_rounds() {
     }
     assert!(ssi.ordering.len() >= 8 && ssi.ordering.iter().all(|one| one.rounds > 0));
     assert!(ssi.ordering.iter().any(|one| one.met > 10), "{ssi:?}");
+    assert_eq!(ssi.times.len(), ssi.transfers.len());
+    assert!(ssi.times.iter().all(|one| one.messages > 0), "{ssi:?}");
     assert!(ssi.sorted.parts > 1 && report.verified_bytes > 1 << 16);
     assert!(ssi.rate.ratio > 0.2 && ssi.rate.alone.iter().all(|rate| *rate > 0.0));
     let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
@@ -112,4 +114,29 @@ fn more_threads_than_cpus_run_the_tests_of_three_and_four() {
         let histories = histories.unwrap();
         assert_eq!(litmus.violations(&histories), 0);
     }
+}
+
+#[test]
+fn a_cpu_whose_time_is_behind_is_found() {
+    let early = |behind: time::Now| {
+        let memory = Pages::new(1);
+        let begin = Clock::start();
+        let seen = team().run(&[0, 1], move |role| {
+            let late = if role == 1 { behind } else { [0; 2] };
+            let now = || {
+                let now = [now_ticks(), begin.elapsed_ns() + TICKS];
+                [now[0] - late[0], now[1] - late[1]]
+            };
+            time::exchange(&memory, 0, role, now, 200, &Deadline::after(u64::MAX))
+        });
+        let seen = seen.unwrap();
+        assert!(seen.iter().all(|one| one.messages == 100), "{seen:?}");
+        seen.iter().fold([0, 0], |sum, one| {
+            [sum[0] + one.early[0], sum[1] + one.early[1]]
+        })
+    };
+    assert_eq!(early([0, 0]), [0, 0]);
+    let [by_counter, by_clock] = [early([TICKS / 10, 0]), early([0, TICKS / 10])];
+    assert!(by_counter[0] > 0 && by_counter[1] == 0, "{by_counter:?}");
+    assert!(by_clock[0] == 0 && by_clock[1] > 0, "{by_clock:?}");
 }
