@@ -1,6 +1,5 @@
 //! How a CPU receives interrupts from other threads.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::message::{DeliveryMode, Message, Trigger};
@@ -45,15 +44,6 @@ impl Event {
             DeliveryMode::Smi | DeliveryMode::ExtInt => return None,
         })
     }
-}
-
-/// Takes events for one CPU, wherever it runs.
-///
-/// Any thread may post, of vCPUs and of devices. A post does not wait and does not fail: an event
-/// for a CPU that has ended is dropped.
-pub trait Target: Send + Sync + fmt::Debug {
-    /// Posts an event, and makes the CPU look at it.
-    fn post(&self, event: Event);
 }
 
 /// What was posted since the last look.

@@ -2,13 +2,12 @@
 //!
 //! Both are plain data. They make no system call, know no clock, no thread and no KVM: an access
 //! comes in with the time at which it happened, and what follows from it goes out as a [`Message`]
-//! or as an [`Effect`]. A message is turned into the vCPUs that it is for by [`targets`], and each
-//! of them is reached through the trait [`Target`]: the [`Inbox`] of a vCPU of this host, or
-//! whatever carries an event to the host that runs it.
+//! or as an [`Effect`]. A message is turned into the vCPUs that it is for by [`targets`], and its
+//! event goes to the [`Inbox`] of each that is on this host, or to the host that runs it.
 //!
 //! ```text
 //! ICR write      -> LocalApic::write -> Effect::Send(Message) -+
-//! line or EOI    -> IoApic           -> Message ---------------+-> targets -> Target::post
+//! line or EOI    -> IoApic           -> Message ---------------+-> targets -> Inbox::post
 //!                                                                              |
 //! KVM_INTERRUPT  <- LocalApic::acknowledge <- LocalApic::accept <- Inbox::take +
 //! ```
@@ -24,7 +23,7 @@ mod routing;
 mod saved;
 mod vectors;
 
-pub use inbox::{Event, Inbox, Posted, Target};
+pub use inbox::{Event, Inbox, Posted};
 pub use ioapic::{IOAPIC_LEN, IoApic, PINS};
 pub use local::access::{FIRST_MSR, InvalidAccess, LAST_MSR, PAGE_LEN};
 pub use local::{Effect, LocalApic, Mode};

@@ -71,7 +71,7 @@ impl TargetSet {
     }
 
     /// The CPUs, in order.
-    pub fn iter(&self) -> impl Iterator<Item = usize> {
+    pub fn iter(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         let words = self.0;
         (0..CPUS_MAX).filter(move |cpu| words[cpu / 64] >> (cpu % 64) & 1 != 0)
     }

@@ -142,9 +142,14 @@ impl Link {
     }
 
     fn send_locked(&self, queue: &mut Queue, message: &Message) {
+        queue.frame.clear();
+        encode(message, &mut queue.frame);
+        self.send_frames(queue);
+    }
+
+    /// Sends the frames of the queue's buffer.
+    fn send_frames(&self, queue: &mut Queue) {
         let Queue { bytes, frame, .. } = queue;
-        frame.clear();
-        encode(message, frame);
         let sent = if bytes.is_empty() {
             self.write(frame)
         } else {
@@ -187,16 +192,25 @@ impl Link {
         sent
     }
 
-    /// Sends an event to a vCPU of the peer. While the peer does not read, events are merged as its
-    /// local APIC would merge them.
-    pub fn post(&self, cpu: u8, event: Event) {
+    /// Sends an event to vCPUs of the peer, with one system call. While the peer does not read, events
+    /// are merged as its local APICs would merge them.
+    pub fn post(&self, cpus: impl Iterator<Item = u8>, event: Event) {
+        let mut cpus = cpus.peekable();
+        if cpus.peek().is_none() {
+            return;
+        }
         self.wait_for_barrier();
         let mut queue = self.lock();
-        if queue.bytes.is_empty() {
-            self.send_locked(&mut queue, &Message::Event { cpu, event });
-        } else if self.inboxes[usize::from(cpu)].post(event) {
-            queue.cpus.push(cpu);
+        if !queue.bytes.is_empty() {
+            let waiting = cpus.filter(|cpu| self.inboxes[usize::from(*cpu)].post(event));
+            queue.cpus.extend(waiting);
+            return;
         }
+        queue.frame.clear();
+        for cpu in cpus {
+            encode(&Message::Event { cpu, event }, &mut queue.frame);
+        }
+        self.send_frames(&mut queue);
     }
 
     /// Sends what is queued, as far as the peer reads. Returns whether something is left.

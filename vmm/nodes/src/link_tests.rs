@@ -1,7 +1,7 @@
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -74,6 +74,58 @@ fn a_node_of_another_vm_or_number_is_refused() {
     }
 }
 
+/// Counts writes.
+#[derive(Debug)]
+struct Counting {
+    stream: UnixStream,
+    writes: Arc<AtomicUsize>,
+}
+
+impl Stream for Counting {
+    fn prepare(&self) -> io::Result<()> {
+        self.stream.prepare()
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        Stream::read(&self.stream, bytes)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        Stream::write(&self.stream, bytes)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    fn close(&self) {
+        Stream::close(&self.stream);
+    }
+}
+
+#[test]
+fn an_event_for_several_vcpus_is_sent_at_once() {
+    let (one, other) = UnixStream::pair().unwrap();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let counting = Counting {
+        stream: one,
+        writes: Arc::clone(&writes),
+    };
+    let (link, _sender) = Link::new(config(0, SILENCE_MAX), Box::new(counting)).unwrap();
+    let (_, mut receiver) = Link::new(config(1, SILENCE_MAX), Box::new(other)).unwrap();
+    receiver.greet(soon()).unwrap();
+    let before = writes.load(Ordering::SeqCst);
+    link.post([].into_iter(), edge(0x40));
+    assert_eq!(writes.load(Ordering::SeqCst), before, "nobody is meant");
+    link.post([3, 5, 64].into_iter(), edge(0x40));
+    assert_eq!(writes.load(Ordering::SeqCst), before + 1);
+    let event = edge(0x40);
+    for cpu in [3, 5, 64] {
+        assert_eq!(next(&mut receiver), Message::Event { cpu, event });
+    }
+}
+
 #[test]
 fn an_event_that_nobody_reads_is_merged_and_nothing_is_lost() {
     let [sender, mut receiver] = greeted(SILENCE_MAX);
@@ -81,16 +133,16 @@ fn an_event_that_nobody_reads_is_merged_and_nothing_is_lost() {
     // Until the connection takes no more, and then as many again.
     let mut posted = 0_u32;
     while !link.is_queued() {
-        link.post(3, edge(0x40));
+        link.post([3].into_iter(), edge(0x40));
         posted += 1;
     }
     for _ in 0..posted {
-        link.post(3, edge(0x40));
-        link.post(3, edge(0x41));
-        link.post(4, Event::Nmi);
+        link.post([3].into_iter(), edge(0x40));
+        link.post([3].into_iter(), edge(0x41));
+        link.post([4].into_iter(), Event::Nmi);
     }
-    link.post(4, Event::Init);
-    link.post(4, Event::Startup { page: 9 });
+    link.post([4].into_iter(), Event::Init);
+    link.post([4].into_iter(), Event::Startup { page: 9 });
     link.send(&Message::Resume);
     let queued = link.queued_bytes();
     assert!(queued < 100, "{queued} bytes wait");
@@ -226,7 +278,7 @@ fn what_a_connection_has_taken_is_sent_when_it_may() {
     may_send.store(false, Ordering::SeqCst);
     let link = sender.link().clone();
     let flusher = thread::spawn(move || while sender.next(None).is_ok() {});
-    link.post(3, edge(0x40));
+    link.post([3].into_iter(), edge(0x40));
     assert!(
         !link.send_if_read(&Message::Pause { number: 1 }),
         "it waits"

@@ -102,9 +102,9 @@ pub struct NodeFacts {
 #[derive(Debug)]
 pub(crate) struct Nodes {
     me: NodeNumber,
-    /// Where each vCPU is. Read while an event is posted there, so that none is on its way to the old
+    /// Where each vCPU is. Read while events are posted there, so that none is on its way to the old
     /// place when the new one has been answered.
-    places: Vec<RwLock<Place>>,
+    places: RwLock<Box<[Place]>>,
     links: Vec<Arc<Link>>,
     observer: Option<Arc<dyn Observer>>,
     halts: Option<Arc<dyn HaltObserver>>,
@@ -122,10 +122,10 @@ impl Nodes {
         primary: Option<Arc<Link>>,
         observer: Option<Arc<dyn Observer>>,
     ) -> Self {
-        let place = |owner: &NodeNumber| RwLock::new(Place::of(*owner, me));
+        let place = |owner: &NodeNumber| Place::of(*owner, me);
         Self {
             me,
-            places: owners.iter().map(place).collect(),
+            places: RwLock::new(owners.iter().map(place).collect()),
             links,
             observer,
             halts: None,
@@ -141,28 +141,25 @@ impl Nodes {
         }
     }
 
-    fn place(&self, cpu: u8) -> Option<RwLockReadGuard<'_, Place>> {
-        let place = self.places.get(usize::from(cpu))?;
+    fn places(&self) -> RwLockReadGuard<'_, Box<[Place]>> {
         // A place is replaced as a whole.
-        Some(place.read().unwrap_or_else(PoisonError::into_inner))
+        self.places.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change<T>(&self, cpu: u8, change: impl FnOnce(&mut Place) -> T) -> Option<T> {
-        let place = self.places.get(usize::from(cpu))?;
-        let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
-        Some(change(&mut place))
+        let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        places.get_mut(usize::from(cpu)).map(change)
     }
 
     /// The node that each vCPU is on, or moves to.
     pub fn owners(&self) -> Vec<NodeNumber> {
-        (0..self.cpus())
-            .filter_map(|cpu| self.place(cpu).map(|place| place.owner(self.me)))
-            .collect()
+        let places = self.places();
+        places.iter().map(|place| place.owner(self.me)).collect()
     }
 
     /// How many vCPUs the machine has, on all nodes.
     pub fn cpus(&self) -> u8 {
-        u8::try_from(self.places.len()).unwrap_or(u8::MAX)
+        u8::try_from(self.places().len()).unwrap_or(u8::MAX)
     }
 
     /// Whether a vCPU is on this node, or comes here.
@@ -172,22 +169,32 @@ impl Nodes {
 
     /// Whether a vCPU is on that node, or this node and comes here.
     pub fn is_of(&self, node: NodeNumber, cpu: u8) -> bool {
-        self.place(cpu)
-            .is_some_and(|place| place.owner(self.me) == node)
+        let places = self.places();
+        let place = places.get(usize::from(cpu));
+        place.is_some_and(|place| place.owner(self.me) == node)
     }
 
     fn link(&self, node: NodeNumber) -> Option<&Arc<Link>> {
         self.links.iter().find(|link| link.peer() == node)
     }
 
-    /// Posts an event to the node of a vCPU; if that is this node, by `here`.
-    pub fn post(&self, cpu: u8, event: Event, here: impl FnOnce()) {
-        let Some(place) = self.place(cpu) else { return };
-        let owner = place.owner(self.me);
-        if owner == self.me {
-            here();
-        } else if let Some(link) = self.link(owner) {
-            link.post(cpu, event);
+    /// Posts an event to vCPUs of all nodes: by `here` to those of this one, and to those of each other
+    /// node at once.
+    pub fn post(
+        &self,
+        cpus: impl Iterator<Item = usize> + Clone,
+        event: Event,
+        here: impl FnMut(usize),
+    ) {
+        let places = self.places();
+        let of = |node: NodeNumber| {
+            let owner = |cpu: &usize| places.get(*cpu).map(|place| place.owner(self.me));
+            cpus.clone().filter(move |cpu| owner(cpu) == Some(node))
+        };
+        of(self.me).for_each(here);
+        for link in &self.links {
+            let theirs = of(link.peer()).filter_map(|cpu| u8::try_from(cpu).ok());
+            link.post(theirs, event);
         }
     }
 

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use devices::{BusDevice, InterruptLine};
 use kvm_bindings::{KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_INVAL, kvm_enable_cap};
 use kvm_ioctls::{Cap, VmFd};
-use ssi_hv_irqchip::{Event, Inbox, IoApic, LocalApic, Message, Routing, Target, targets};
+use ssi_hv_irqchip::{Event, Inbox, IoApic, LocalApic, Message, Routing, targets};
 
 use crate::error::MachineError;
 use crate::lifecycle::kick::Kick;
@@ -47,7 +47,7 @@ pub(crate) struct UserChip {
     /// The published state of each local APIC, packed. Relaxed: a CPU that changes it has not
     /// reported its new address to any other CPU yet, and the messages themselves synchronize.
     routings: Vec<AtomicU64>,
-    targets: Vec<Arc<dyn Target>>,
+    /// Of the vCPUs that are on this host, or may come here.
     inboxes: Vec<Arc<LocalTarget>>,
     /// Links to the other nodes, if there are any.
     nodes: Option<Arc<Nodes>>,
@@ -66,26 +66,11 @@ impl UserChip {
                 })
             })
             .collect();
-        let targets = (0..)
-            .zip(&inboxes)
-            .map(|(cpu, inbox)| -> Arc<dyn Target> {
-                let here = Arc::clone(inbox);
-                match &nodes {
-                    Some(nodes) => Arc::new(PlacedTarget {
-                        nodes: Arc::clone(nodes),
-                        cpu,
-                        here,
-                    }),
-                    None => here,
-                }
-            })
-            .collect();
         // The state of every local APIC until its CPU changes it.
         let routing = new_local_apic(0).routing().pack();
         Self {
             io: Mutex::default(),
             routings: kicks.iter().map(|_| AtomicU64::new(routing)).collect(),
-            targets,
             inboxes,
             nodes,
         }
@@ -118,7 +103,11 @@ impl UserChip {
 
     /// Delivers an event to a CPU of this node.
     pub fn deliver(&self, cpu: u8, event: Event) {
-        if let Some(target) = self.inboxes.get(usize::from(cpu)) {
+        self.deliver_to(cpu.into(), event);
+    }
+
+    fn deliver_to(&self, cpu: usize, event: Event) {
+        if let Some(target) = self.inboxes.get(cpu) {
             target.post(event);
         }
     }
@@ -130,10 +119,11 @@ impl UserChip {
         };
         let routings = self.routings.iter();
         let routings = routings.map(|word| Routing::unpack(word.load(Ordering::Relaxed)));
-        for cpu in targets(message, sender, routings).iter() {
-            if let Some(target) = self.targets.get(cpu) {
-                target.post(event);
-            }
+        let targets = targets(message, sender, routings);
+        let here = |cpu| self.deliver_to(cpu, event);
+        match &self.nodes {
+            Some(nodes) => nodes.post(targets.iter(), event, here),
+            None => targets.iter().for_each(here),
         }
     }
 
@@ -180,26 +170,11 @@ struct LocalTarget {
     kick: Arc<Kick>,
 }
 
-impl Target for LocalTarget {
+impl LocalTarget {
     fn post(&self, event: Event) {
         if self.inbox.post(event) {
             self.kick.kick();
         }
-    }
-}
-
-/// A vCPU that may be on this host or on another one.
-#[derive(Debug)]
-struct PlacedTarget {
-    nodes: Arc<Nodes>,
-    cpu: u8,
-    /// What takes its events while it is on this host.
-    here: Arc<LocalTarget>,
-}
-
-impl Target for PlacedTarget {
-    fn post(&self, event: Event) {
-        self.nodes.post(self.cpu, event, || self.here.post(event));
     }
 }
 
