@@ -92,7 +92,7 @@ pub(super) fn signal(pid: &str, signal: libc::c_int) {
 }
 
 /// Waits until a node has nothing of a VM any more.
-fn is_left_alone(place: &Place, node: &Running) {
+pub(super) fn is_left_alone(place: &Place, node: &Running) {
     let deadline = Instant::now() + end::LIMIT;
     let lent = || {
         let status = place.json(&["status", "--json"]);

@@ -5,6 +5,7 @@ mod commands;
 mod donors;
 mod free_pages;
 mod leases;
+mod lifecycle;
 mod moves;
 mod secured;
 

@@ -16,7 +16,7 @@ use crate::running::{Place, end, node};
 use crate::support::kvm_is_there;
 
 /// Waits until a guest has written a byte.
-fn wait_for(vm: &mut Child, byte: u8) {
+pub(super) fn wait_for(vm: &mut Child, byte: u8) {
     let console = vm.stdout.as_mut().expect("a pipe");
     let mut said = [0];
     while said != [byte] {
