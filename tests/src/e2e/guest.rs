@@ -31,7 +31,9 @@ pub(super) mod exit {
     pub const CRASH: i32 = 4;
     pub const DONOR_LOST: i32 = 5;
     pub const DONOR_UNAVAILABLE: i32 = 6;
+    pub const NODE_LOST: i32 = 7;
     pub const INTERRUPTED: i32 = 130;
+    pub const TERMINATED: i32 = 143;
 }
 
 /// A guest to start on host 1.

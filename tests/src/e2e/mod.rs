@@ -25,6 +25,7 @@ mod irqchip_compared;
 mod native_demo;
 mod network;
 mod nodes;
+mod nodes_lost;
 mod numa;
 mod plan;
 mod poison;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
 use super::donor::Donor;
-use super::guest::{Finished, Guest, SHORT};
+use super::guest::{Finished, Guest, SHORT, exit};
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict, stall};
 use crate::testbed::{RemoteProcess, TestbedError};
@@ -95,8 +95,6 @@ const BROUGHT_UP: &str = "smp: Brought up 1 node, 2 CPUs";
 const BROUGHT_UP_DEADLINE: Duration = Duration::from_secs(600);
 /// Longest time in which no page travels between the nodes until then.
 const STILL_MAX: Duration = Duration::from_secs(60);
-/// Exit code of a VM that SIGTERM ends.
-const TERMINATED: i32 = 143;
 
 /// Packets that travel by RDMA until both CPUs run, at least: each page takes two, and a kernel that
 /// boots moves thousands.
@@ -185,7 +183,7 @@ fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
     let time = started.elapsed();
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
-    guest.expect_exit(TERMINATED)?;
+    guest.expect_exit(exit::TERMINATED)?;
     let console = &guest.output.stdout;
     for parameter in [" tsc_early_khz=", " lpj="] {
         ensure!(console.contains(parameter), "no{parameter}: {console}");
@@ -220,9 +218,9 @@ fn two_hosts(context: &Context<'_>, connected: Connected) -> Result {
 }
 
 /// A program of which nothing tells the VM.
-const SPINS: &str = "nokaslr rdinit=/bin/sh -- -c \"while :; do :; done\"";
+pub(super) const SPINS: &str = "nokaslr rdinit=/bin/sh -- -c \"while :; do :; done\"";
 /// What `run` says when the CPU moves.
-const MOVES: &str = "init runs: a vCPU moves cpu=1 node=1";
+pub(super) const MOVES: &str = "init runs: a vCPU moves cpu=1 node=1";
 
 fn first_program(context: &Context<'_>) -> Result {
     let node = Donor::lending(context, "512M", &["--cpus", "1"])?;
@@ -240,7 +238,7 @@ fn first_program(context: &Context<'_>) -> Result {
     let time = started.elapsed();
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
-    guest.expect_exit(TERMINATED)?;
+    guest.expect_exit(exit::TERMINATED)?;
     ensure!(
         guest.report["boot"]["to_init_ms"].is_null(),
         "it has reported its boot: {}",
@@ -277,7 +275,7 @@ fn returned(context: &Context<'_>, node: &Donor) -> anyhow::Result<()> {
 
 /// Deadline from the start to init, until when both CPUs are on host 1. That took 149 s on a machine with
 /// other work (load 9 on 2 CPUs).
-const INIT_DEADLINE: Duration = Duration::from_secs(600);
+pub(super) const INIT_DEADLINE: Duration = Duration::from_secs(600);
 /// Deadline from there until the CPU that went to host 2 has pages.
 const WITH_DONOR_DEADLINE: Duration = Duration::from_secs(180);
 /// Pages that went to the donor and came back, at least: the kernel and its initramfs alone are more
@@ -331,7 +329,7 @@ fn beside_donor(context: &Context<'_>) -> Result {
     let time = started.elapsed();
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
-    guest.expect_exit(TERMINATED)?;
+    guest.expect_exit(exit::TERMINATED)?;
     let nodes = &guest.report["nodes"];
     let cpus = &nodes[1]["cpus"];
     ensure!(*cpus == serde_json::json!([1]), "CPUs on the node: {cpus}");

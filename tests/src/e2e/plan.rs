@@ -3,8 +3,9 @@
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
     faults, free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network,
-    nodes, numa, poison, rdma, rdma_faults, rdma_many, rdma_removed, rdma_sealed, rdma_settings,
-    reads, ssi, stall, status, three_hosts, tour, transports, udp, up, vsock, working_set,
+    nodes, nodes_lost, numa, poison, rdma, rdma_faults, rdma_many, rdma_removed, rdma_sealed,
+    rdma_settings, reads, ssi, stall, status, three_hosts, tour, transports, udp, up, vsock,
+    working_set,
 };
 
 /// Scenarios that every run must have time for: each way a guest starts and ends, and each subsystem
@@ -71,6 +72,7 @@ impl Plan {
             status::SCENARIOS,
             three_hosts::SCENARIOS,
             nodes::SCENARIOS,
+            nodes_lost::SCENARIOS,
             control::SCENARIOS,
             hotplug::SCENARIOS,
             drain::SCENARIOS,

@@ -4,6 +4,7 @@
 //! In most of them the CPUs of other hosts go there when the guest has booted (`from=ready`), so that
 //! it does so as on one host.
 
+mod idle;
 mod numa;
 mod often;
 
@@ -93,7 +94,21 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "a CPU goes to and fro between two hosts all the time, and the guest that uses it loses nothing",
         needs_product: true,
         hosts: Hosts::TWO_6_12,
-        run: often::moves,
+        run: |context| often::moves(context, &often::MINUTES),
+    },
+    Scenario {
+        name: "ssi_thousand_moves",
+        about: "the same until it has gone a thousand times",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| often::moves(context, &often::THOUSAND),
+    },
+    Scenario {
+        name: "ssi_idle",
+        about: "what a CPU that idles on another host costs the one that works",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: idle::costs,
     },
     Scenario {
         name: "ssi_twenty_boots",
