@@ -9,7 +9,7 @@ use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::rdma::DeviceChoice;
 use ssi_hv::machine::MachineError;
 
-use super::{HERE, request, run_in_two_processes_with, start};
+use super::{HERE, WORK, request, run_in_two_processes_with, start};
 use crate::support::{LIMIT, MEMORY_BYTES, kvm_is_there};
 
 /// What a donor lends the process: a block.
@@ -66,7 +66,7 @@ fn a_vm_ends_when_the_donor_of_another_node_is_lost() {
     let donor = donor();
     let address = donor.address().to_string();
     let (leased, message) = lease(&donor);
-    let outcome = run_in_two_processes_with(false, false, vec![message], |_, said| {
+    let outcome = run_in_two_processes_with(WORK, vec![message], |_, said| {
         leased.hand_over();
         said.recv_timeout(LIMIT)?;
         assert_eq!(donor.pool().leases(), 1);

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use memory_fabric::compute::{
     ComputeLease, ComputeRequest, ComputeTable, Layout, Listeners, Membership, VmSecret, member,
@@ -26,7 +26,7 @@ use ssi_hv::machine::{
     Outcome, guest_memory_ranges,
 };
 use tiny_guests::apic::X2APIC_FLAG;
-use tiny_guests::nodes::work_on_two_nodes;
+use tiny_guests::nodes::{ROUNDS, interrupts_between_nodes, work_on_two_nodes};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
@@ -72,28 +72,52 @@ fn start(request: &ComputeRequest, secured: bool) -> VmProcess {
     VmProcess::start(program, request, HERE, secured, &RdmaOfNode::Off).unwrap()
 }
 
-/// Starts a guest whose second vCPU is in another process, over TLS if they are `secured`; calls
-/// `with` once both run, which fails when the guest is silent. The guest has to end by itself.
-fn run_in_two_processes(
+/// A guest whose second vCPU is in another process.
+#[derive(Clone, Copy)]
+struct Guest {
+    code: fn() -> &'static [u8],
     x2apic: bool,
+    /// Whether all connections are under TLS.
     secured: bool,
+    /// How often each CPU interrupts the other, where the guest asks.
+    rounds: u32,
+    /// All that it says after what the test awaits.
+    says: &'static str,
+    /// Pages that go from the process to the primary, at least.
+    pages_min: u64,
+    limit: Duration,
+}
+
+const WORK: Guest = Guest {
+    code: work_on_two_nodes::code,
+    x2apic: false,
+    secured: false,
+    rounds: 0,
+    says: "lk",
+    pages_min: 100,
+    limit: LIMIT,
+};
+
+/// Starts a guest, and calls `with` once both vCPUs run, which fails when the guest is silent. The
+/// guest has to end by itself.
+fn run_in_two_processes(
+    guest: Guest,
     with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>) -> Result<(), mpsc::RecvTimeoutError>,
 ) {
-    let outcome = run_in_two_processes_with(x2apic, secured, Vec::new(), with);
+    let outcome = run_in_two_processes_with(guest, Vec::new(), with);
     assert_eq!(outcome.unwrap(), Outcome::Shutdown);
 }
 
 /// The same with leases of the other process, for any end.
 fn run_in_two_processes_with(
-    x2apic: bool,
-    secured: bool,
+    wanted: Guest,
     leases: Vec<ComputeLease>,
     with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>) -> Result<(), mpsc::RecvTimeoutError>,
 ) -> Result<Outcome, MachineError> {
     let (secret, request) = request();
     let vm = request.vm;
-    let mut process = start(&request, secured);
-    let listeners = match secured {
+    let mut process = start(&request, wanted.secured);
+    let listeners = match wanted.secured {
         true => Listeners::secured(HERE, vm, 0),
         false => Listeners::bind(HERE),
     };
@@ -128,9 +152,12 @@ fn run_in_two_processes_with(
 
     let guest = view(&memory);
     let flag = GuestAddress(X2APIC_FLAG);
-    guest.write_obj(u8::from(x2apic), flag).unwrap();
+    guest.write_obj(u8::from(wanted.x2apic), flag).unwrap();
+    guest
+        .write_obj(wanted.rounds, GuestAddress(ROUNDS))
+        .unwrap();
     let mut kernel = tempfile::NamedTempFile::new().unwrap();
-    let code = tiny_guests::elf(work_on_two_nodes::code());
+    let code = tiny_guests::elf((wanted.code)());
     kernel.write_all(&code).unwrap();
     let config = MachineConfig {
         hotplug_bytes: 0,
@@ -152,18 +179,24 @@ fn run_in_two_processes_with(
     let (sender, end) = mpsc::channel();
     thread::spawn(move || sender.send(machine.run()));
     let silent = with(&handle, &said).err();
-    let outcome = end.recv_timeout(LIMIT).expect("it does not end");
+    let outcome = end.recv_timeout(wanted.limit).expect("it does not end");
     assert_eq!(silent, None, "the machine ended with {outcome:?}");
     if outcome.is_err() {
         // A vCPU may wait for a page.
         std::mem::forget(joined.shared);
         return outcome;
     }
-    assert_eq!(String::from_utf8(said.iter().collect()).unwrap(), "lk");
+    assert_eq!(
+        String::from_utf8(said.iter().collect()).unwrap(),
+        wanted.says
+    );
     let stats = joined.shared.stats();
     let (faults, pages) = (stats.faults.get(), stats.from_member.get());
     println!("{faults} faults here, {pages} pages from the other process");
-    assert!(pages > 100, "only {pages} pages came from the process");
+    assert!(
+        pages >= wanted.pages_min,
+        "only {pages} pages came from the process"
+    );
     drop(joined.shared);
     assert_eq!(process.end(Instant::now() + LIMIT).reason, "");
     outcome
@@ -173,7 +206,12 @@ fn works(x2apic: bool, secured: bool) {
     if !kvm_is_there() {
         return;
     }
-    run_in_two_processes(x2apic, secured, |handle, said| {
+    let guest = Guest {
+        x2apic,
+        secured,
+        ..WORK
+    };
+    run_in_two_processes(guest, |handle, said| {
         while said.recv_timeout(LIMIT)? != b'b' {}
         assert!(handle.press_power_button());
         Ok(())
@@ -195,7 +233,7 @@ fn moves(secured: bool) {
     if !kvm_is_there() {
         return;
     }
-    run_in_two_processes(false, secured, |handle, said| {
+    run_in_two_processes(Guest { secured, ..WORK }, |handle, said| {
         let moving = handle.clone();
         let moving = thread::spawn(move || {
             let mut moves = 0;
@@ -232,4 +270,34 @@ fn two_cpus_in_two_processes_work_together_under_tls() {
 #[test]
 fn two_cpus_in_two_processes_work_together_in_x2apic_mode() {
     works(true, false);
+}
+
+/// Each CPU interrupts the other as often, with a non-maskable interrupt before every eighth.
+fn interrupts(x2apic: bool, rounds: u32) {
+    if !kvm_is_there() {
+        return;
+    }
+    let guest = Guest {
+        code: interrupts_between_nodes::code,
+        x2apic,
+        rounds,
+        says: "k",
+        // Interrupts move none; what counts them does.
+        pages_min: 1,
+        // A round takes a few milliseconds on a machine that is busy.
+        limit: LIMIT + Duration::from_millis(10) * rounds,
+        ..WORK
+    };
+    run_in_two_processes(guest, |_, _| Ok(()));
+}
+
+#[test]
+fn no_interrupt_between_processes_is_lost() {
+    interrupts(false, 2000);
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn no_interrupt_of_a_hundred_thousand_between_processes_is_lost() {
+    interrupts(true, 100_000);
 }
