@@ -38,7 +38,10 @@ pub struct ComputeRequest {
     pub cpus: u8,
     /// Bytes of the guest's memory.
     pub memory_bytes: u64,
-    /// Bytes of memory that the node lends for it.
+    /// Bytes of memory that may be added while the guest runs, which the nodes share from the start:
+    /// whole blocks of 2 MiB, or 0.
+    pub hotplug_bytes: u64,
+    /// Bytes of memory that the node lends for both.
     pub lent_bytes: u64,
     /// Whether the nodes merge page tables of the guest's kernel.
     pub merge_tables: bool,
@@ -69,6 +72,12 @@ pub enum ComputeRequestError {
     /// No guest has such a memory.
     #[error("guest memory of {0} bytes: not a multiple of the page size 4096, or zero")]
     Memory(u64),
+    /// No memory is added in such parts.
+    #[error("{0} bytes of memory that may be added: not a multiple of 2 MiB")]
+    Hotplug(u64),
+    /// No guest has so much.
+    #[error("guest memory of {0} bytes with what may be added, {GUEST_BYTES_MAX} is the limit")]
+    TooLarge(u64),
     /// No node lends such a part of it.
     #[error(
         "{lent} bytes to lend for guest memory of {memory}: not a multiple of the page size 4096, zero, or more"
@@ -76,10 +85,16 @@ pub enum ComputeRequestError {
     Lent {
         /// What is to be lent.
         lent: u64,
-        /// The guest's memory.
+        /// The guest's memory, with what may be added.
         memory: u64,
     },
 }
+
+/// Most memory of a guest, with what may be added: what pages have numbers for.
+const GUEST_BYTES_MAX: u64 = PAGES_MAX << PAGE_SHIFT;
+
+/// The unit in which memory is added.
+const ADDED_BYTES: u64 = 2 << 20;
 
 impl ComputeRequest {
     /// Checks the values by themselves.
@@ -92,6 +107,7 @@ impl ComputeRequest {
             me,
             nodes,
             memory_bytes: memory,
+            hotplug_bytes: added,
             lent_bytes: lent,
             ..
         } = self;
@@ -106,6 +122,13 @@ impl ComputeRequest {
         }
         if memory == 0 || !memory.is_multiple_of(4096) {
             return Err(ComputeRequestError::Memory(memory));
+        }
+        if !added.is_multiple_of(ADDED_BYTES) {
+            return Err(ComputeRequestError::Hotplug(added));
+        }
+        let memory = memory.saturating_add(added);
+        if memory > GUEST_BYTES_MAX {
+            return Err(ComputeRequestError::TooLarge(memory));
         }
         if lent == 0 || lent > memory || !lent.is_multiple_of(4096) {
             return Err(ComputeRequestError::Lent { lent, memory });
@@ -228,6 +251,7 @@ mod tests {
             nodes: 2,
             cpus: 1,
             memory_bytes: 64 << 20,
+            hotplug_bytes: 0,
             lent_bytes: 32 << 20,
             merge_tables: false,
             in_order: false,
@@ -277,6 +301,16 @@ mod tests {
             };
             assert!(refused(odd).contains(&format!("{lent_bytes} bytes to lend")));
         }
+        let more = |hotplug_bytes, lent_bytes| ComputeRequest {
+            hotplug_bytes,
+            lent_bytes,
+            ..request()
+        };
+        assert_eq!(more(2 << 20, 66 << 20).check(), Ok(()));
+        assert!(refused(more(2 << 20, 68 << 20)).contains("guest memory of 69206016"));
+        assert!(refused(more(4096, 4096)).contains("4096 bytes of memory that may be added"));
+        let endless = u64::MAX - u64::MAX % ADDED_BYTES;
+        assert!(refused(more(endless, 4096)).contains("is the limit"));
         assert!(!format!("{:?}", request()).contains("[2, 2"));
     }
 
@@ -317,6 +351,8 @@ mod tests {
         let long = ComputeRequest {
             name: "x".repeat(64),
             memory_bytes: u64::MAX,
+            hotplug_bytes: u64::MAX,
+            lent_bytes: u64::MAX,
             ..request()
         };
         assert!(encode_message(&long).len() <= CONTROL_BYTES_MAX);

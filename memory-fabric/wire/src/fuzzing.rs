@@ -136,7 +136,8 @@ fn control_message(input: &[u8]) {
             {
                 assert!(request.name.len() <= VM_NAME_BYTES_MAX);
                 assert!((1..request.nodes).contains(&request.me) && request.cpus > 0);
-                assert!((1..=request.memory_bytes).contains(&request.lent_bytes));
+                let shared = request.memory_bytes + request.hotplug_bytes;
+                assert!((1..=shared).contains(&request.lent_bytes));
             }
         }
         6 => drop(same::<ComputePorts>(payload)),

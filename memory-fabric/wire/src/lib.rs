@@ -51,7 +51,7 @@ use std::time::Duration;
 use zerocopy::little_endian::U32;
 
 /// The protocol's version. Peers of different versions cannot communicate.
-pub const VERSION: u8 = 12;
+pub const VERSION: u8 = 13;
 
 /// Longest payload of a control frame, bytes: fits every message with its longest strings.
 pub const CONTROL_BYTES_MAX: usize = 2048;

@@ -104,7 +104,7 @@ pub use lifecycle::handle::MachineHandle;
 pub use lifecycle::kick::{Activity, VcpuThread};
 pub use limits::{CONSOLE_DRAIN_TIME_MAX, KVM_PATH, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MAX};
 pub use machine::Machine;
-pub use memory::{guest_memory_ranges, hotplug_start};
+pub use memory::{all_memory_ranges, guest_memory_ranges, hotplug_start};
 pub use nodes::{
     Barrier, ClockDifference, ClockSample, ClockSurvey, HaltObserver, HostClock, HostCounter,
     MOVE_TIME_MAX, MoveError, NodeFacts, NodesConfig, Observer, OtherRate, REPORT_BYTES_MAX,

@@ -32,6 +32,16 @@ pub fn hotplug_start(bytes: u64) -> GuestAddress {
     GuestAddress(end.max(DEVICE_HOLE_END).next_multiple_of(HOTPLUG_ALIGNMENT))
 }
 
+/// Returns the ranges of [`guest_memory_ranges`], and after them the one to which `hotplug_bytes` may
+/// be added, if any.
+pub fn all_memory_ranges(bytes: u64, hotplug_bytes: u64) -> Vec<(GuestAddress, u64)> {
+    let added = (hotplug_bytes > 0).then(|| (hotplug_start(bytes), hotplug_bytes));
+    guest_memory_ranges(bytes)
+        .into_iter()
+        .chain(added)
+        .collect()
+}
+
 /// Sizes of a guest memory whose regions were checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemorySize {
@@ -47,13 +57,12 @@ pub(crate) fn check_memory(
     memory: &GuestMemoryMmap,
     hotplug_bytes: u64,
 ) -> Result<MemorySize, MachineError> {
-    let mut regions: Vec<_> = memory.iter().map(|r| (r.start_addr(), r.len())).collect();
-    let added = if hotplug_bytes > 0 {
-        regions.pop()
-    } else {
-        None
+    let regions: Vec<_> = memory.iter().map(|r| (r.start_addr(), r.len())).collect();
+    let at_start = match hotplug_bytes {
+        0 => &regions[..],
+        _ => regions.split_last().map_or(&[][..], |(_, others)| others),
     };
-    let total = regions
+    let total = at_start
         .iter()
         .fold(0u64, |total, (_, len)| total.saturating_add(*len));
     if total % PAGE_BYTES != 0 {
@@ -62,8 +71,7 @@ pub(crate) fn check_memory(
     if total < MEMORY_BYTES_MIN {
         return Err(MachineError::MemoryTooSmall { bytes: total });
     }
-    let wanted = (hotplug_bytes > 0).then(|| (hotplug_start(total), hotplug_bytes));
-    if regions != guest_memory_ranges(total) || added != wanted {
+    if regions != all_memory_ranges(total, hotplug_bytes) {
         return Err(MachineError::MemoryRegions { bytes: total });
     }
     Ok(MemorySize {
@@ -158,6 +166,16 @@ mod tests {
         ] {
             assert_eq!(hotplug_start(bytes), GuestAddress(start * GIB), "{bytes}");
         }
+    }
+
+    #[test]
+    fn what_may_be_added_is_the_last_range() {
+        let low = (GuestAddress(0), GIB);
+        assert_eq!(all_memory_ranges(GIB, 0), [low]);
+        assert_eq!(
+            all_memory_ranges(GIB, 4 << 20),
+            [low, (GuestAddress(4 * GIB), 4 << 20)]
+        );
     }
 
     #[test]

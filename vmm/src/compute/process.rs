@@ -24,7 +24,7 @@ use crate::exit::ExitCode;
 use crate::instance::{guest_memory, lost_memory};
 use crate::machine::{
     HostCounter, MachineError, Outcome, Secondary, SecondaryConfig, SecondaryHandle,
-    guest_memory_ranges,
+    all_memory_ranges,
 };
 use crate::stderr;
 
@@ -80,7 +80,7 @@ fn run() -> Result<()> {
     } = setup;
     request.check()?;
     let rdma = rdma_of(&request, &rdma, secured)?;
-    let ranges = guest_memory_ranges(request.memory_bytes);
+    let ranges = all_memory_ranges(request.memory_bytes, request.hotplug_bytes);
     let span = ranges.last().map_or(0, |(start, bytes)| start.0 + bytes);
     limit(span).context("cannot limit this process")?;
     // It needs no file of its own.
@@ -160,7 +160,7 @@ fn run() -> Result<()> {
         counter: HostCounter::default(),
     })?;
     ends.set(secondary.handle());
-    let guest = guest_memory(&memory, request.memory_bytes, None)
+    let guest = guest_memory(&memory, request.memory_bytes, request.hotplug_bytes)
         .map_err(|failure| anyhow!(failure.one_line()))?;
     let outcome = secondary.run(guest);
     let stats = joined.shared.stats();

@@ -154,6 +154,15 @@ pub struct RunConfig {
     pub end_with_fd: Option<u32>,
 }
 
+impl RunConfig {
+    /// The memory that hosts with vCPUs share: the guest's, and what may be added to it.
+    #[must_use]
+    pub fn shared_memory(&self) -> ByteSize {
+        let added = self.hotplug_memory.unwrap_or(ByteSize::ZERO);
+        self.memory.saturating_add(added)
+    }
+}
+
 impl RunSettings {
     /// Compares the values with their limits, with each other and with this host: opens files and
     /// resolves the names of donors.

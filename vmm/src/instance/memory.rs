@@ -23,7 +23,7 @@ use crate::config::{Numa, ResolvedDonor, RunConfig};
 use crate::credentials;
 use crate::exit::ExitCode;
 use crate::failure::Failure;
-use crate::machine::{guest_memory_ranges, hotplug_start};
+use crate::machine::{all_memory_ranges, guest_memory_ranges, hotplug_start};
 use crate::progress::Followed;
 use crate::size::ByteSize;
 
@@ -40,10 +40,16 @@ pub fn fabric_config(
         Some(PageRange::new(first, count))
     };
     let memory = config.memory.bytes();
-    let ram = guest_memory_ranges(memory).into_iter().map(pages);
-    let hotplug = config
-        .hotplug_memory
-        .map(|size| (hotplug_start(memory), size.bytes()));
+    let added = config.hotplug_memory.map(ByteSize::bytes);
+    // With other nodes, what may be added is shared from the start, as all other memory.
+    let (ram, hotplug) = match (config.nodes.is_empty(), added) {
+        (false, Some(added)) => (all_memory_ranges(memory, added), None),
+        (_, added) => (
+            guest_memory_ranges(memory),
+            added.map(|bytes| (hotplug_start(memory), bytes)),
+        ),
+    };
+    let ram = ram.into_iter().map(pages);
     let lenders = config.transport.lenders(donors.len());
     // Other nodes with vCPUs come before donors.
     let compute = config.nodes.len();
@@ -57,7 +63,7 @@ pub fn fabric_config(
         local_bytes: if config.nodes.is_empty() {
             config.local_memory.bytes()
         } else {
-            memory
+            config.shared_memory().bytes()
         },
         local_use: match config.numa {
             Numa::Expose if config.nodes.is_empty() => LocalUse::Home,
@@ -152,11 +158,10 @@ pub fn donor_shares(config: &RunConfig, fabric: &FabricConfig) -> Option<DonorSh
 pub fn guest_memory(
     memory: &GuestMemory,
     bytes: u64,
-    hotplug_bytes: Option<u64>,
+    hotplug_bytes: u64,
 ) -> Result<GuestMemoryMmap, Failure> {
     let mut regions = Vec::new();
-    let added = hotplug_bytes.map(|more| (hotplug_start(bytes), more));
-    for (start, bytes) in guest_memory_ranges(bytes).into_iter().chain(added) {
+    for (start, bytes) in all_memory_ranges(bytes, hotplug_bytes) {
         let offset = usize::try_from(start.0).map_err(RunError::memory)?;
         let bytes = usize::try_from(bytes).map_err(RunError::memory)?;
         if offset

@@ -28,7 +28,7 @@ use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
 use crate::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineError, NodesConfig, NumaNode, Outcome,
-    guest_memory_ranges,
+    all_memory_ranges, guest_memory_ranges,
 };
 use crate::size::ByteSize;
 
@@ -191,6 +191,7 @@ impl OtherNodes {
         let depot = fabric.take_depot();
         let by_donors = depot.as_ref().map_or(0, DonorDepot::lent_bytes);
         let lent_here = config.local_memory.bytes().saturating_add(by_donors);
+        let hotplug_bytes = config.hotplug_memory.map_or(0, ByteSize::bytes);
         let mut table = vec![member(here, ports, lent_here)];
         let mut lent = Vec::new();
         for (me, node) in (1..).zip(nodes.iter()) {
@@ -202,6 +203,7 @@ impl OtherNodes {
                 nodes: u8::try_from(nodes.len() + 1).unwrap_or(u8::MAX),
                 cpus: node.cpus,
                 memory_bytes: config.memory.bytes(),
+                hotplug_bytes,
                 lent_bytes: node.memory.bytes(),
                 merge_tables,
                 in_order,
@@ -229,7 +231,7 @@ impl OtherNodes {
             vm,
             secret,
             table,
-            ranges: byte_ranges(&guest_memory_ranges(config.memory.bytes())),
+            ranges: byte_ranges(&all_memory_ranges(config.memory.bytes(), hotplug_bytes)),
             merge_tables,
             layout: layout(in_order),
             rdma: rdma.then(|| config.rdma.clone()),

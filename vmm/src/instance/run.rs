@@ -275,6 +275,7 @@ impl Run<'_> {
         let parameters = &kernel_parameters(config)?;
         let sampler =
             Sampler::start(Arc::clone(fabric.stats())).map_err(RunError::host("start a thread"))?;
+        let hotplug_bytes = config.hotplug_memory.map_or(0, ByteSize::bytes);
         let machine_config = MachineConfig {
             kernel: config.kernel.clone(),
             initrd: match self.exec {
@@ -289,13 +290,12 @@ impl Run<'_> {
             pinning: config.cpu_pinning.clone().unwrap_or_default().0,
             dedicated_cpus: config.dedicated_cpus,
             irqchip: config.irqchip,
-            hotplug_bytes: config.hotplug_memory.map_or(0, ByteSize::bytes),
+            hotplug_bytes,
             survives_lost_memory: is_poisoning(config, &fabric),
             devices: devices.devices,
             numa,
         };
-        let added = config.hotplug_memory.map(ByteSize::bytes);
-        let memory = guest_memory(fabric.memory(), config.memory.bytes(), added)?;
+        let memory = guest_memory(fabric.memory(), config.memory.bytes(), hotplug_bytes)?;
         let console = self.console.cloned();
         let tail = Tail::default();
         let console = match self.exec {

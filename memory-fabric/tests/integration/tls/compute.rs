@@ -82,6 +82,7 @@ fn request(cpus: u8) -> ComputeRequest {
         nodes: 2,
         cpus,
         memory_bytes: 4 * MIB,
+        hotplug_bytes: 0,
         lent_bytes: LENT,
         merge_tables: false,
         in_order: false,

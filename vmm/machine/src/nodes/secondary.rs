@@ -28,7 +28,7 @@ use crate::outcome::Outcome;
 use crate::vcpu::model::{CpuModel, from_entry, lacks};
 use crate::vcpu::packages::Packages;
 use crate::vcpu::state::{HostFacts, MsrNames};
-use crate::vcpu::{Vcpu, tsc};
+use crate::vcpu::{Vcpu, cpuid, tsc};
 use crate::{kvm, memory, paging};
 
 /// How long the primary may take to load the guest and to greet.
@@ -196,6 +196,11 @@ impl Built {
         let here = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(MachineError::kvm("report its CPU features"))?;
+        // The primary has checked its own.
+        if let Some(bits) = cpuid::physical_address_bits(here.as_slice()) {
+            memory::check_address_bits(size, bits)?;
+            memory::check_hotplug_bits(size, start.hotplug_bytes, bits)?;
+        }
         let supported: Vec<_> = start.cpuid.iter().map(from_entry).collect();
         if let Some((leaf, missing)) = lacks(here.as_slice(), &supported) {
             let reason = format!(

@@ -59,6 +59,7 @@ fn request() -> (VmSecret, ComputeRequest) {
         nodes: 2,
         cpus: 1,
         memory_bytes: MEMORY_BYTES,
+        hotplug_bytes: 0,
         lent_bytes: MEMORY_BYTES / 2,
         merge_tables: false,
         in_order: false,
