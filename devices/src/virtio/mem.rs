@@ -67,14 +67,15 @@ pub struct NotNow;
 /// Provides the memory of blocks. Both calls are limited in time, below the limits of a pause and
 /// of the end of a run, since the device runs them in one turn.
 pub trait Pluggable: Send + Sync + fmt::Debug {
-    /// Gives memory to blocks that have none; it is zero until written.
+    /// Gives memory to blocks that have none. It is zero until written, or has what the guest wrote
+    /// there before they were unplugged: a driver must not expect either (section 5.15.6).
     ///
     /// # Errors
     ///
     /// Fails when there is no memory now; all blocks then keep their state.
     fn plug(&self, blocks: FreeRange) -> Result<(), NotNow>;
 
-    /// Takes the memory of blocks back; their contents are lost.
+    /// Takes the memory of blocks back; their contents may be lost.
     ///
     /// # Errors
     ///

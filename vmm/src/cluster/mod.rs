@@ -186,7 +186,7 @@ impl Cluster {
                 Ok(cpus) => vm.nodes.push(NodeArg {
                     address,
                     cpus,
-                    memory: Some(node.config.memory).filter(|lent| *lent < self.vm.memory),
+                    memory: Some(node.config.memory).filter(|lent| *lent < self.vm.shared_memory()),
                     name,
                     from: node.place.from,
                 }),

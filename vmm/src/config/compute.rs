@@ -22,6 +22,14 @@ pub const SHARED_DONOR_GRACE_SECONDS_MAX: u32 = 10;
 /// The unit in which nodes share memory.
 const BLOCK_BYTES: u64 = 2 << 20;
 
+/// That a size of memory contains what may be added, if it does, for messages.
+pub const fn with_added(hotplug_memory: Option<ByteSize>) -> &'static str {
+    match hotplug_memory {
+        None => "",
+        Some(_) => " with --hotplug-memory",
+    }
+}
+
 /// A node whose name is resolved and that may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComputeNode {
@@ -40,6 +48,20 @@ pub struct ComputeNode {
 }
 
 impl RunSettings {
+    /// The memory that hosts with vCPUs share: the guest's, and what may be added to it.
+    pub(crate) fn shared_memory(&self) -> ByteSize {
+        let added = self.hotplug_memory.unwrap_or(ByteSize::ZERO);
+        self.memory.saturating_add(added)
+    }
+
+    /// The flags of that memory, for messages.
+    fn flags_of_memory(&self) -> &'static str {
+        match self.hotplug_memory {
+            None => "--memory",
+            Some(_) => "--memory with --hotplug-memory,",
+        }
+    }
+
     /// The nodes that run vCPUs, of which the first stay on this host.
     pub(super) fn resolved_nodes(&self) -> Result<Vec<ComputeNode>, ValidationError> {
         if self.nodes.is_empty() {
@@ -76,7 +98,7 @@ impl RunSettings {
                 address,
                 identity: node.name.clone(),
                 cpus: node.cpus,
-                memory: node.memory.unwrap_or(self.memory),
+                memory: node.memory.unwrap_or(self.shared_memory()),
                 from: node.from,
             });
         }
@@ -93,9 +115,10 @@ impl RunSettings {
         self.donor_grace_seconds.min(SHARED_DONOR_GRACE_SECONDS_MAX)
     }
 
-    /// What this host, the nodes and donors lend for the guest's memory.
+    /// What this host, the nodes and donors lend for the guest's memory, and for what may be added:
+    /// its place is fixed from the start as well.
     fn check_lent(&self, nodes: &[ComputeNode]) -> Result<(), ValidationError> {
-        let memory = self.memory;
+        let (memory, flags) = (self.shared_memory(), self.flags_of_memory());
         let local = self.checked_local_memory()?;
         let whole = |flag, size: ByteSize| {
             if size.is_multiple_of(BLOCK_BYTES) && size != ByteSize::ZERO {
@@ -109,7 +132,12 @@ impl RunSettings {
             whole("memory= of --node", node.memory)?;
             if node.memory > memory {
                 let (node, size) = (node.name.clone(), node.memory);
-                return Err(ValidationError::NodeAboveMemory { node, size, memory });
+                return Err(ValidationError::NodeAboveMemory {
+                    node,
+                    size,
+                    flags,
+                    memory,
+                });
             }
             lent = lent.saturating_add(node.memory);
         }
@@ -124,6 +152,7 @@ impl RunSettings {
             let missing = memory.saturating_sub(all);
             return Err(ValidationError::NodesLendTooLittle {
                 memory,
+                with_added: with_added(self.hotplug_memory),
                 local,
                 lent,
                 in_copies: self.in_copies(),
@@ -147,7 +176,11 @@ impl RunSettings {
         let given = [
             (self.irqchip == Some(Irqchip::Kernel), "--irqchip kernel"),
             (self.cluster.is_some(), "--cluster"),
-            (self.hotplug_memory.is_some(), "--hotplug-memory"),
+            // Its parts would be those of the last hosts, and the rest of the memory that of the first.
+            (
+                self.hotplug_memory.is_some() && self.numa == Numa::Expose,
+                "--hotplug-memory with --numa expose",
+            ),
             // Memory of donors belongs to no host.
             (
                 !alone && self.numa == Numa::Expose,
@@ -296,6 +329,52 @@ mod tests {
         );
         let text = refused(None, node("127.0.0.1:7000,cpus=1,memory=3M"));
         assert!(text.contains("memory= of --node 3 MiB is not"), "{text}");
+    }
+
+    #[test]
+    fn what_may_be_added_is_lent_from_the_start() {
+        let with = |local: Option<u64>, node: &str, change: fn(&mut RunSettings)| {
+            let mut settings = settings();
+            settings.memory = ByteSize::from_mib(256);
+            settings.hotplug_memory = Some(ByteSize::from_mib(64));
+            settings.local_memory = local.map(ByteSize::from_mib);
+            settings.nodes = vec![node.parse().expect("a node")];
+            change(&mut settings);
+            settings.parse().map_err(|error| error.to_string())
+        };
+        let same: fn(&mut RunSettings) = |_| ();
+        let run = with(None, "127.0.0.1:7000,cpus=1", same).expect("all on each");
+        let all = ByteSize::from_mib(320);
+        assert_eq!((run.local_memory, run.nodes[0].memory), (all, all));
+        assert_eq!(run.hotplug_memory, Some(ByteSize::from_mib(64)));
+        assert_eq!(run.shared_memory(), all);
+        with(Some(160), "127.0.0.1:7000,cpus=1,memory=160M", same).expect("half on each");
+        let refused = |local, node, change| with(local, node, change).expect_err("refused");
+        let text = refused(Some(128), "127.0.0.1:7000,cpus=1,memory=160M", same);
+        assert!(
+            text.contains("320 MiB with --hotplug-memory is more") && text.contains("by 32 MiB"),
+            "{text}"
+        );
+        let text = refused(None, "127.0.0.1:7000,cpus=1,memory=322M", same);
+        assert!(
+            text.contains("more than --memory with --hotplug-memory, 320 MiB"),
+            "{text}"
+        );
+        let text = refused(None, "127.0.0.1:7000,cpus=1", |run| {
+            run.numa = Numa::Expose;
+        });
+        assert!(
+            text.contains("--hotplug-memory with --numa expose"),
+            "{text}"
+        );
+        let beside = |run: &mut RunSettings| {
+            run.donors = vec!["127.0.0.1:1,memory=128M".parse().expect("a donor")];
+        };
+        let node = "127.0.0.1:7000,cpus=1,memory=64M";
+        let run = with(None, node, beside).expect("the rest is here");
+        assert_eq!(run.local_memory, ByteSize::from_mib(192));
+        let text = refused(Some(64), node, beside);
+        assert!(text.contains("by 64 MiB"), "{text}");
     }
 
     #[test]

@@ -14,16 +14,20 @@ impl RunSettings {
     pub(super) fn checked_local_memory(&self) -> Result<ByteSize, ValidationError> {
         let memory = self.memory;
         let asked = self.memory_asked_of_donors();
+        // Hosts with vCPUs lend what may be added from the start.
+        let whole = match self.nodes.is_empty() {
+            true => memory,
+            false => self.shared_memory(),
+        };
         let local = match (self.local_memory, asked) {
             (Some(local), _) => local,
-            (None, _) if self.donors.is_empty() => memory,
-            (None, Some(lent)) => memory.saturating_sub(lent).max(LOCAL_MEMORY_MIN),
+            (None, _) if self.donors.is_empty() => whole,
+            (None, Some(lent)) => whole.saturating_sub(lent).max(LOCAL_MEMORY_MIN),
             (None, None) => return Err(ValidationError::LocalMemoryNotGiven { memory }),
         };
         check_size("--local-memory", local, LOCAL_MEMORY_MIN)?;
         // What is beyond the guest's memory is a cache for what donors add.
-        let added = self.hotplug_memory.unwrap_or(ByteSize::ZERO);
-        let limit = memory.saturating_add(added);
+        let limit = self.shared_memory();
         if local > limit {
             return Err(match self.hotplug_memory {
                 None => ValidationError::LocalAboveMemory { local, memory },

@@ -186,11 +186,13 @@ pub enum ValidationError {
     },
     /// This host, the nodes and the donors lend too little.
     #[error(
-        "guest memory of {memory} is more than --local-memory {local} and the {lent} that --node and --donor lend{in_copies}; raise --local-memory or memory= of one of these by {missing}, or lower --memory"
+        "guest memory of {memory}{with_added} is more than --local-memory {local} and the {lent} that --node and --donor lend{in_copies}; raise --local-memory or memory= of one of these by {missing}, or lower --memory"
     )]
     NodesLendTooLittle {
-        /// The guest's memory.
+        /// The guest's memory, with what may be added.
         memory: ByteSize,
+        /// That it contains what may be added, if it does.
+        with_added: &'static str,
         /// What this host lends.
         local: ByteSize,
         /// What the nodes lend, and the donors lend or can hold in two copies.
@@ -201,15 +203,15 @@ pub enum ValidationError {
         missing: ByteSize,
     },
     /// A node is asked for more than the guest has.
-    #[error(
-        "node {node} is to lend {size}, more than --memory {memory}; lower memory= of the node"
-    )]
+    #[error("node {node} is to lend {size}, more than {flags} {memory}; lower memory= of the node")]
     NodeAboveMemory {
         /// The node.
         node: HostPort,
         /// What was given.
         size: ByteSize,
-        /// The guest's memory.
+        /// The flags of the guest's memory.
+        flags: &'static str,
+        /// The guest's memory, with what may be added.
         memory: ByteSize,
     },
     /// A size is below the minimum.

@@ -11,13 +11,14 @@ use memory_fabric::compute::Discards;
 use memory_fabric::fabric::Fabric;
 
 use super::free_memory::FreeMemory;
-use super::hotplug::HotplugMemory;
+use super::hotplug::{HotplugMemory, SharedRegion};
 use super::run_error::RunError;
 use crate::config::RunConfig;
 use crate::config::rate::RateArg;
 use crate::control_socket::changes::Changes;
 use crate::control_socket::files::remove_with_ours;
 use crate::failure::Failure;
+use crate::machine::hotplug_start;
 
 /// Identifies this host (machine-id(5)), if it exists.
 const MACHINE_ID_PATH: &str = "/etc/machine-id";
@@ -123,7 +124,11 @@ impl HostDevices {
             devices.push(Arc::clone(&device) as Arc<dyn VirtioDevice>);
             balloon = Some(device);
         }
-        let hotplug = HotplugMemory::new(fabric, node, hotplug_changes);
+        let region = shared.zip(config.hotplug_memory).map(|(discards, size)| {
+            let start = hotplug_start(config.memory.bytes());
+            SharedRegion::new(start, size.bytes(), Arc::clone(discards))
+        });
+        let hotplug = HotplugMemory::new(fabric, region, node, hotplug_changes);
         if let Some(hotplug) = &hotplug {
             devices.push(Arc::clone(&hotplug.device) as _);
         }

@@ -24,15 +24,17 @@ pub enum FreeMemory {
     },
 }
 
+/// Returns the pages of a range; `None` beyond what guest memory can be.
+pub fn pages_of(range: &FreeRange) -> Option<PageRange> {
+    let first = PageIndex::containing(range.start.0)?;
+    let count = u32::try_from(range.bytes >> PAGE_SHIFT).ok()?;
+    Some(PageRange::new(first, count))
+}
+
 impl FreePages for FreeMemory {
     fn discard(&self, ranges: &[FreeRange]) {
-        let pages = |range: &FreeRange| {
-            let first = PageIndex::containing(range.start.0)?;
-            let count = u32::try_from(range.bytes >> PAGE_SHIFT).ok()?;
-            Some(PageRange::new(first, count))
-        };
         // The balloon only passes ranges inside guest memory, which ends below the limit.
-        let ranges: Vec<_> = ranges.iter().filter_map(pages).collect();
+        let ranges: Vec<_> = ranges.iter().filter_map(pages_of).collect();
         match self {
             Self::Paged(discarder) => match discarder.discard(&ranges) {
                 Ok(()) => {}

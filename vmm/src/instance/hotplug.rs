@@ -1,5 +1,7 @@
 //! Memory that is added to a running guest: its device, and the donors that join for it.
 
+mod shared;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +15,8 @@ use crate::control_socket::changes::Changes;
 use crate::control_socket::protocol::{HotplugBody, Refusal, RefusalCode};
 use crate::failure::describe;
 use crate::machine::MachineHandle;
+use crate::report::HotplugUsed;
+pub use shared::SharedRegion;
 
 /// How long a request waits for a donor to join; joining continues after that.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(8);
@@ -20,16 +24,65 @@ const JOIN_TIME_MAX: Duration = Duration::from_secs(8);
 /// The device and the fabric must agree on the size of a block.
 const _: () = assert!(MEM_BLOCK_BYTES == BLOCK_BYTES);
 
+/// Where the memory of blocks comes from.
+#[derive(Clone, Debug)]
+enum Source {
+    /// This host, and donors that join: the pager of this host alone has it.
+    Paged(Hotplug),
+    /// Hosts with vCPUs, which share it.
+    Shared(SharedRegion),
+}
+
+impl Source {
+    /// Returns the first address and the length of the region.
+    fn region(&self) -> (u64, u64) {
+        match self {
+            Self::Paged(hotplug) => {
+                let pages = hotplug.pages();
+                let start = u64::from(pages.first.number()) << PAGE_SHIFT;
+                (start, pages.bytes())
+            }
+            Self::Shared(region) => (region.start.0, region.bytes),
+        }
+    }
+
+    fn plugged_bytes(&self) -> u64 {
+        match self {
+            Self::Paged(hotplug) => u64::from(hotplug.homes().added_blocks()) * BLOCK_BYTES,
+            Self::Shared(region) => region.plugged_bytes(),
+        }
+    }
+
+    /// Returns how much of this host's memory is missing for this much added memory.
+    fn missing_bytes(&self, bytes: u64) -> u64 {
+        match self {
+            Self::Paged(hotplug) => hotplug.missing_bytes(bytes),
+            // It is lent since the start.
+            Self::Shared(_) => 0,
+        }
+    }
+
+    /// Allows this much to be plugged, with memory of `donor` if that is named.
+    fn request(&self, bytes: u64, donor: Option<DonorAddress>) -> Outcome {
+        match (self, donor) {
+            (Self::Paged(hotplug), donor) => hotplug.request(bytes, donor),
+            (Self::Shared(_), Some(_)) => Err(HotplugError::Needless(bytes)),
+            (Self::Shared(_), None) => Ok(()),
+        }
+    }
+}
+
 /// The blocks of a guest's memory device.
 #[derive(Debug)]
 struct Blocks {
-    hotplug: Hotplug,
+    source: Source,
     changes: Changes,
 }
 
 impl Blocks {
+    /// Returns the numbers of blocks in the region.
     fn of(&self, range: FreeRange) -> std::ops::Range<u32> {
-        let start = u64::from(self.hotplug.pages().first.number()) << PAGE_SHIFT;
+        let (start, _) = self.source.region();
         // The device only passes blocks of its region.
         let block = |address: u64| u32::try_from((address - start) / BLOCK_BYTES).unwrap_or(0);
         block(range.start.0)..block(range.start.0 + range.bytes)
@@ -48,11 +101,25 @@ impl Blocks {
 
 impl Pluggable for Blocks {
     fn plug(&self, blocks: FreeRange) -> Result<(), NotNow> {
-        self.finish("plugged", self.hotplug.plug(self.of(blocks)))
+        let plugged = match &self.source {
+            Source::Paged(hotplug) => hotplug.plug(self.of(blocks)),
+            Source::Shared(region) => {
+                region.plug(blocks);
+                Ok(())
+            }
+        };
+        self.finish("plugged", plugged)
     }
 
     fn unplug(&self, blocks: FreeRange) -> Result<(), NotNow> {
-        self.finish("unplugged", self.hotplug.unplug(self.of(blocks)))
+        let unplugged = match &self.source {
+            Source::Paged(hotplug) => hotplug.unplug(self.of(blocks)),
+            Source::Shared(region) => {
+                region.unplug(blocks);
+                Ok(())
+            }
+        };
+        self.finish("unplugged", unplugged)
     }
 }
 
@@ -60,7 +127,7 @@ impl Pluggable for Blocks {
 #[derive(Clone, Debug)]
 pub struct HotplugMemory {
     pub device: Arc<Mem>,
-    hotplug: Hotplug,
+    source: Source,
     joining: Arc<Mutex<Joining>>,
     /// Notified of all visible changes.
     changes: Changes,
@@ -78,23 +145,28 @@ struct Joining {
 }
 
 impl HotplugMemory {
-    /// Creates a device for a guest of this fabric, if it is configured; `node` is its NUMA node.
-    pub fn new(fabric: &Fabric, node: Option<u16>, changes: &Changes) -> Option<Self> {
-        let hotplug = fabric.hotplug()?;
-        let pages = hotplug.pages();
-        let region = MemRegion {
-            start: u64::from(pages.first.number()) << PAGE_SHIFT,
-            bytes: pages.bytes(),
-            node,
+    /// Creates a device for a guest of this fabric, if it is configured, or for a region that other
+    /// hosts share; `node` is its NUMA node.
+    pub fn new(
+        fabric: &Fabric,
+        shared: Option<SharedRegion>,
+        node: Option<u16>,
+        changes: &Changes,
+    ) -> Option<Self> {
+        let source = match shared {
+            Some(region) => Source::Shared(region),
+            None => Source::Paged(fabric.hotplug()?),
         };
+        let (start, bytes) = source.region();
+        let region = MemRegion { start, bytes, node };
         let blocks = Blocks {
-            hotplug: hotplug.clone(),
+            source: source.clone(),
             changes: changes.clone(),
         };
         let device = Arc::new(Mem::new(region, Arc::new(blocks)));
         Some(Self {
             device,
-            hotplug,
+            source,
             joining: Arc::default(),
             changes: changes.clone(),
         })
@@ -122,7 +194,7 @@ impl HotplugMemory {
 
     /// Returns how much of this host's memory is missing for this much added memory.
     pub fn missing_bytes(&self, bytes: u64) -> u64 {
-        self.hotplug.missing_bytes(bytes)
+        self.source.missing_bytes(bytes)
     }
 
     /// Returns how much can be added, was requested, and is plugged.
@@ -134,16 +206,25 @@ impl HotplugMemory {
             max_bytes: self.device.region().bytes,
             block_bytes: MEM_BLOCK_BYTES,
             requested_bytes: self.device.requested_bytes(),
-            plugged_bytes: u64::from(self.hotplug.homes().added_blocks()) * BLOCK_BYTES,
+            plugged_bytes: self.source.plugged_bytes(),
             joining: joining.who.clone(),
             error: joining.error.clone(),
             changes,
         }
     }
 
+    /// Returns the same for reports.
+    pub fn used(&self) -> HotplugUsed {
+        HotplugUsed {
+            max_bytes: self.device.region().bytes,
+            requested_bytes: self.device.requested_bytes(),
+            plugged_bytes: self.source.plugged_bytes(),
+        }
+    }
+
     /// Requests a size from the guest once there is memory for it.
     pub fn ask(&self, bytes: u64, donor: Option<DonorAddress>, machine: &MachineHandle) -> Outcome {
-        self.hotplug.request(bytes, donor)?;
+        self.source.request(bytes, donor)?;
         let change = || self.device.set_requested_bytes(bytes);
         machine.change_config(&*self.device, change);
         self.joining().error = None;

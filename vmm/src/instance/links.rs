@@ -38,7 +38,7 @@ pub fn describe(fabric: &Fabric, by_nodes: u64, config: &RunConfig) -> String {
         let at_donors: u64 = donors.map(|donor| donor.memory_bytes).sum();
         return format!(
             "memory {} of {} hosts with vCPUs: {} lent here, {} by others, {} of it on {} donor(s); \
-             transport {}, tier {}{page}{refusal}",
+             transport {}, tier {}{page}{refusal}{more}",
             config.memory,
             config.nodes.len() + 1,
             config.local_memory,

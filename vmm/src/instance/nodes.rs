@@ -21,7 +21,7 @@ use super::run_error::RunError;
 use super::seen::NodesSeen;
 use super::supervisor::Supervisor;
 use crate::compute::{JoinError, Joined, LentCpus, Shared, byte_ranges, layout, random_vm};
-use crate::config::compute::ComputeNode;
+use crate::config::compute::{ComputeNode, with_added};
 use crate::config::name::called;
 use crate::config::{Numa, RunConfig};
 use crate::exit::ExitCode;
@@ -106,7 +106,7 @@ fn carrier(node: &ComputeNode, shown: Option<&Arc<SharedCredentials>>) -> Carrie
 
 /// Checks that this host, the nodes and the donors, which lend so much, have room for the guest.
 fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
-    let (memory, local) = (config.memory, config.local_memory);
+    let (memory, local) = (config.shared_memory(), config.local_memory);
     let by_nodes = config.nodes.iter().map(|node| node.memory.bytes()).sum();
     let (by_nodes, by_donors) = (
         ByteSize::from_bytes(by_nodes),
@@ -119,6 +119,7 @@ fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
     let missing = memory.saturating_sub(all);
     let error = RunError::DonorsLendTooLittle {
         memory,
+        with_added: with_added(config.hotplug_memory),
         local,
         by_nodes,
         by_donors,

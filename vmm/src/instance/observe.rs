@@ -10,6 +10,7 @@ use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summa
 use memory_fabric::view::FabricView;
 
 use super::drains::used;
+use super::hotplug::HotplugMemory;
 use super::links::path_used;
 use super::rebalance::rebalanced;
 use super::timeline::distributions;
@@ -69,6 +70,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
     let newest = errors.len().saturating_sub(ERRORS_MAX);
     let reported = booted.reported(now.state == VmState::Paused);
     let mut memory = memory(view, count_huge, booted.machine_checks());
+    add_shared(booted, &mut memory);
     let (nodes, vcpus, of_several) = match reported {
         Some(reported) => {
             let nodes = reported.nodes.into_iter();
@@ -232,6 +234,7 @@ pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
 
 /// Enters the nodes on which vCPUs are.
 pub fn fill_nodes(report: &mut Report, booted: &BootedVm) {
+    add_shared(booted, &mut report.memory);
     match booted.reported(false) {
         Some(reported) => {
             // Only the donors are those of the pager.
@@ -242,6 +245,13 @@ pub fn fill_nodes(report: &mut Report, booted: &BootedVm) {
             report.vcpu_policy = Some(reported.policy);
         }
         None => all_cpus_here(&mut report.nodes, report.guest.cpus),
+    }
+}
+
+/// Enters the memory that is added to what hosts with vCPUs share, of which the fabric knows nothing.
+fn add_shared(booted: &BootedVm, memory: &mut MemoryUsed) {
+    if memory.hotplug.is_none() {
+        memory.hotplug = booted.hotplug.as_ref().map(HotplugMemory::used);
     }
 }
 

@@ -78,13 +78,15 @@ pub enum RunError {
     },
     /// Nodes with vCPUs and donors lend too little.
     #[error(
-        "guest memory of {memory} is more than --local-memory {local}, the {by_nodes} of --node and \
+        "guest memory of {memory}{with_added} is more than --local-memory {local}, the {by_nodes} of --node and \
          the {by_donors} that --donor lends{in_copies}; raise --local-memory or memory= of a node by {missing}, \
          add a donor, or have one lend more"
     )]
     DonorsLendTooLittle {
-        /// The guest's memory.
+        /// The guest's memory, with what may be added.
         memory: ByteSize,
+        /// That it contains what may be added, if it does.
+        with_added: &'static str,
         /// What this host lends.
         local: ByteSize,
         /// What the nodes lend.

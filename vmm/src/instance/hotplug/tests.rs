@@ -29,9 +29,9 @@ fn each_block_that_comes_or_goes_is_told_and_what_fails_is_not() {
     let observer: memory_fabric::fabric::FabricObserver = Arc::new(|_| {});
     let fabric = Fabric::start(&fabric_config, &observer).expect("userfaultfd");
     let changes = Changes::default();
-    let plugged = HotplugMemory::new(&fabric, None, &changes).expect("it was asked for");
+    let plugged = HotplugMemory::new(&fabric, None, None, &changes).expect("it was asked for");
     let blocks = Blocks {
-        hotplug: plugged.hotplug.clone(),
+        source: plugged.source.clone(),
         changes: changes.clone(),
     };
     let region = plugged.device.region();
@@ -45,7 +45,7 @@ fn each_block_that_comes_or_goes_is_told_and_what_fails_is_not() {
     assert_eq!(blocks.plug(grown(region, 0, 1)), Err(NotNow));
     assert_eq!(seen(), (0, 0), "nothing was asked for");
     plugged
-        .hotplug
+        .source
         .request(4 * MEM_BLOCK_BYTES, None)
         .expect("there is room");
     assert_eq!(blocks.plug(grown(region, 2, 3)), Ok(()));
