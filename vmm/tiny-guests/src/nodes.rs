@@ -468,4 +468,6 @@ two_cpu_guest!(
 
 mod sharing;
 
-pub use sharing::{FREED, TURNS, free_on_two_nodes, share_on_two_nodes, time_on_two_nodes};
+pub use sharing::{
+    FREED, TURNS, add_on_two_nodes, free_on_two_nodes, share_on_two_nodes, time_on_two_nodes,
+};

@@ -4,6 +4,7 @@ mod clocks;
 mod commands;
 mod donors;
 mod free_pages;
+mod hotplug;
 mod leases;
 mod lifecycle;
 mod moves;
