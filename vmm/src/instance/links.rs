@@ -96,7 +96,7 @@ pub fn unused(fabric: &Fabric, by_nodes: u64, config: &RunConfig) -> Option<Stri
              that the {count} donor(s) hold next to nothing; give each --node less with memory=SIZE, \
              or omit --donor",
             ByteSize::from_bytes(by_nodes),
-            config.memory,
+            config.shared_memory(),
         )
     })
 }

@@ -47,7 +47,7 @@ fn memory_that_is_plugged_is_that_of_both_nodes_and_so_when_it_is_plugged_again(
     );
     says(&mut vm, b'p');
     let status = place.json(&["status", "two", "--json"]);
-    assert_eq!(count(&status, "/memory/hotplug/plugged_bytes"), ADDED);
+    assert_eq!(count(&status, "/vms/0/memory/hotplug/plugged_bytes"), ADDED);
     let donor = [&plug[..], &["--donor", "127.0.0.1:1"]].concat();
     let line = place.failed(&donor, ExitCode::HostError);
     assert!(line.contains("no donor is needed"), "{line}");
