@@ -1,8 +1,11 @@
 //! The visible state of added memory, and its notifications.
 
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
 use super::*;
 use crate::config::RunSettings;
-use crate::instance::memory::fabric_config;
+use crate::instance::memory::{fabric_config, guest_memory};
+use crate::machine::all_memory_ranges;
 use crate::size::ByteSize;
 
 const BLOCKS: u64 = 8;
@@ -58,4 +61,31 @@ fn each_block_that_comes_or_goes_is_told_and_what_fails_is_not() {
     plugged.end();
     assert!(plugged.joining().ended);
     assert_eq!(seen(), (3, 1));
+}
+
+#[test]
+fn hosts_with_vcpus_have_what_may_be_added_from_the_start() {
+    const MEMORY: u64 = 64 << 20;
+    const ADDED: u64 = BLOCKS * MEM_BLOCK_BYTES;
+    let settings = RunSettings {
+        // The file is not read.
+        kernel: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into()),
+        memory: ByteSize::from_bytes(MEMORY),
+        hotplug_memory: Some(ByteSize::from_bytes(ADDED)),
+        cpus: 2,
+        nodes: vec!["127.0.0.1:7000,cpus=1".parse().expect("a node")],
+        ..RunSettings::default()
+    };
+    let config = settings.parse().expect("is valid");
+    let fabric_config = fabric_config(&config, None).expect("is valid");
+    let observer: memory_fabric::fabric::FabricObserver = Arc::new(|_| {});
+    let fabric = Fabric::start(&fabric_config, &observer).expect("memory");
+    assert!(fabric.hotplug().is_none(), "the pager has no part in it");
+    let view = guest_memory(fabric.memory(), MEMORY, ADDED).expect("all of it is there");
+    let regions = view
+        .iter()
+        .map(|region| (region.start_addr(), region.len()));
+    let regions: Vec<_> = regions.collect();
+    assert_eq!(regions, all_memory_ranges(MEMORY, ADDED));
+    assert_eq!(regions.len(), 2);
 }
