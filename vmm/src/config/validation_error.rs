@@ -156,7 +156,7 @@ pub enum ValidationError {
         address: SocketAddr,
     },
     /// A flag that a VM on several nodes cannot have.
-    #[error("{flag} cannot be used with --node; remove one of the two")]
+    #[error("{flag} cannot be used with --node; remove one of them")]
     NotWithNodes {
         /// The flag.
         flag: &'static str,
