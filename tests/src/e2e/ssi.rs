@@ -4,6 +4,7 @@
 //! In most of them the CPUs of other hosts go there when the guest has booted (`from=ready`), so that
 //! it does so as on one host.
 
+mod hotplug;
 mod idle;
 mod numa;
 mod often;
@@ -90,6 +91,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: offline,
     },
     Scenario {
+        name: "ssi_hotplug",
+        about: "memory is added to a guest on two hosts, used by the CPU of each, taken away and added again",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: hotplug::grows,
+    },
+    Scenario {
         name: "ssi_moves",
         about: "a CPU goes to and fro between two hosts all the time, and the guest that uses it loses nothing",
         needs_product: true,
@@ -130,6 +138,8 @@ struct Layout {
     apart: &'static [&'static [u32]],
     /// Litmus tests that run with so many CPUs.
     tests: usize,
+    /// Kernel parameters that say which modules it has.
+    modules: &'static str,
     /// Other flags of the guest.
     more: &'static [&'static str],
 }
@@ -140,6 +150,7 @@ const TWO: Layout = Layout {
     third: None,
     apart: &[&[1]],
     tests: 8,
+    modules: NO_MODULES,
     more: &[],
 };
 const FROM_INIT: Layout = Layout {
@@ -167,7 +178,7 @@ const FOUR: Layout = Layout {
     third: None,
     apart: &[&[2, 3]],
     tests: 12,
-    more: &[],
+    ..TWO
 };
 
 const CLOUD: &str = "cloud-vmlinuz";
@@ -199,7 +210,7 @@ impl Layout {
         };
         guest
             .cmdline
-            .insert_str(0, &format!("{PARAMETERS} {NO_MODULES} "));
+            .insert_str(0, &format!("{PARAMETERS} {} ", self.modules));
         for [_, node] in [Some(self.second), self.third].into_iter().flatten() {
             guest.more.extend(["--node", node]);
         }
