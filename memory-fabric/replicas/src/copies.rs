@@ -47,6 +47,7 @@ use leave::Leaving;
 pub use leave::{LeaveError, NextMove};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+pub use usage::Spared;
 pub(crate) use vacated::Noted;
 use vacated::{Epochs, Kept};
 use word::DONOR_BITS;

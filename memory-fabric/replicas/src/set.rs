@@ -1,8 +1,9 @@
 //! The donors of replicated memory: what their links report, and what follows from it.
 
+mod moves;
 mod suspicion;
 
-use crate::copies::{Copies, LeaveError, Repair};
+use crate::copies::{Copies, LeaveError, Spared};
 use fabric_host::lock;
 use fabric_host::metrics::Counter;
 use fabric_transport::PageTransport;
@@ -33,6 +34,14 @@ pub enum ReplicaEvent {
         donor: usize,
         /// How many so far.
         pieces: u64,
+    },
+    /// Pages are lost with a donor that does not return: other copies were made without them, since
+    /// none was right then.
+    PagesLost {
+        /// Index of the donor's link.
+        donor: usize,
+        /// How many.
+        pages: u64,
     },
     /// Blocks have both copies in one zone, for want of room in others. Reported once.
     InOneZone {
@@ -220,8 +229,8 @@ impl ReplicaSet {
     }
 
     /// The same for good: its copies get other places.
-    fn expel(&self, donor: usize, reason: &str) -> bool {
-        let expelled = self.copies.expel(Self::id(donor));
+    fn expel(&self, donor: usize, spared: Spared, reason: &str) -> bool {
+        let expelled = self.copies.expel(Self::id(donor), spared);
         expelled.is_ok_and(|was_used| {
             self.note_out(donor, was_used, reason);
             // The thread that repairs finds other places.
@@ -265,10 +274,15 @@ impl ReplicaSet {
             link.down = true;
             std::mem::take(&mut link.awaited)
         });
-        match self.expel(donor, reason) {
-            true => Loss::OfCopies { was_awaited },
-            false => Loss::OfBlocks,
+        let lost_before = self.copies.lost_pages();
+        if !self.expel(donor, Spared::Blocks, reason) {
+            return Loss::OfBlocks;
         }
+        let pages = self.copies.lost_pages().saturating_sub(lost_before);
+        if pages > 0 {
+            (self.observer)(ReplicaEvent::PagesLost { donor, pages });
+        }
+        Loss::OfCopies { was_awaited }
     }
 
     /// Begins to move all copies off a donor that is in use, to those in `targets`, or to any if there
@@ -401,29 +415,6 @@ impl ReplicaSet {
             connected = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
-    }
-
-    /// Gives up a move that has begun, whose target went out.
-    pub(crate) fn give_up_move(&self, given_up: &Repair) {
-        self.copies.give_up_move(given_up);
-        // The threads note that its place was left.
-        self.wake();
-    }
-
-    pub(crate) fn note_moved(&self) {
-        if let Some(observer) = &mut *lock(&self.leave_observer) {
-            observer(LeaveEvent::Moved);
-        }
-    }
-
-    pub(crate) fn note_left(&self, stayed: u32) {
-        // The threads note that copies have left places.
-        self.wake();
-        self.report_zones();
-        let observer = lock(&self.leave_observer).take();
-        if let Some(mut observer) = observer {
-            observer(LeaveEvent::Ended { stayed });
-        }
     }
 
     /// A transport with connections to these first donors was made. Returns where it gets those to

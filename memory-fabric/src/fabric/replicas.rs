@@ -183,6 +183,16 @@ pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> A
                 );
                 return;
             }
+            ReplicaEvent::PagesLost { donor, pages } => {
+                let donor = all[donor];
+                tracing::warn!(
+                    pages,
+                    "pages are lost with donor {donor}: the other copy was made without them, since \
+                     none that could be read then was right; the VM ends if its guest reads one before \
+                     it is written again"
+                );
+                return;
+            }
             ReplicaEvent::InOneZone { blocks } => {
                 tracing::warn!(
                     mib = (u64::from(blocks) * BLOCK_BYTES) >> 20,

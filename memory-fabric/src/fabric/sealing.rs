@@ -200,6 +200,14 @@ impl LinkJudge {
     }
 }
 
+/// Names a page that a donor was never given, whose copy is the only one that is left.
+fn lost_with_another(page: &str, node: NodeId) -> String {
+    format!(
+        "{page} is lost: the copy at donor {node} was made without it, since no right one could be read \
+         then, and the donor with the other copy is out of use"
+    )
+}
+
 impl Judge for LinkJudge {
     fn judge(&self, fault: Fault) -> Verdict {
         let (donor, offset) = match fault {
@@ -231,17 +239,21 @@ impl Judge for LinkJudge {
         }
         let id = donor.and_then(|donor| u8::try_from(donor).ok());
         let is_last = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.is_last_of(id, offset));
+        let is_missing = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.lacks(id, offset));
+        let is_missing = self.replicas.as_ref().is_some_and(is_missing);
         if self.replicas.as_ref().is_some_and(is_last) {
-            let reason = format!(
-                "{page} has no right copy any more: donor {node} sent it with other bytes than were \
-                 written back last, as it did, or another one, when its second copy was made"
-            );
+            let reason = match is_missing {
+                true => lost_with_another(&page, node),
+                false => format!(
+                    "{page} has no right copy any more: donor {node} sent it with other bytes than \
+                     were written back last, as it did, or another one, when its second copy was made"
+                ),
+            };
             (self.observer)(FabricEvent::Failed(reason));
             return Verdict::Lost;
         }
-        let is_missing = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.lacks(id, offset));
-        if self.replicas.as_ref().is_some_and(is_missing) {
-            // The other copy has not answered yet, and this one was never given the page.
+        if is_missing {
+            // The other copy has not answered, or is being filled, and this one was never given the page.
             return Verdict::ReadAgain;
         }
         let reason = format!(

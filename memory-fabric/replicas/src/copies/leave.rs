@@ -409,6 +409,15 @@ impl Copies {
 
     /// Gives up a move that has begun: the block moves later, to another place.
     pub fn give_up_move(&self, given_up: &Repair) {
+        self.end_unmoved(given_up, true);
+    }
+
+    /// Gives up a move that has begun, and does not try again: the copy stays.
+    pub(crate) fn leave_unmoved(&self, given_up: &Repair) {
+        self.end_unmoved(given_up, false);
+    }
+
+    fn end_unmoved(&self, given_up: &Repair, is_tried_again: bool) {
         let mut ledger = self.lock();
         let (block, off) = (
             given_up.block,
@@ -422,7 +431,7 @@ impl Copies {
         // Pages for that place may be on their way.
         self.vacate(&mut ledger, [given_up.to]);
         match &mut ledger.leaving {
-            Some(leaving) if leaving.is_stopped => leaving.stayed += 1,
+            Some(leaving) if leaving.is_stopped || !is_tried_again => leaving.stayed += 1,
             Some(leaving) => {
                 let to = None;
                 leaving.moves.push_back(Move {

@@ -4,16 +4,25 @@ use super::join::Standing;
 use super::{Copies, Copy, CopyState, LastCopy};
 use std::sync::atomic::Ordering;
 
+/// What a donor must not be the only one to have, to go out.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Spared {
+    /// Blocks only: pages that other copies lack are [lost](Copies::lost_pages) with it.
+    Blocks,
+    /// Also such pages.
+    Pages,
+}
+
 impl Copies {
-    /// Stops the use of a donor. From then on nothing is read from it, and write-backs complete
-    /// without it. Returns false if it was out already.
+    /// Stops the use of a donor that may return. From then on nothing is read from it, and write-backs
+    /// complete without it. Returns false if it was out already.
     ///
     /// # Errors
     ///
     /// [`LastCopy`]: then nothing has changed.
     pub fn exclude(&self, donor: u8) -> Result<bool, LastCopy> {
         let _changes = self.lock();
-        self.exclude_one(donor)
+        self.exclude_one(donor, Spared::Pages)
     }
 
     /// Stops the use of a donor that will not return, so that its copies get other places. Returns
@@ -22,10 +31,10 @@ impl Copies {
     /// # Errors
     ///
     /// [`LastCopy`]: then nothing has changed.
-    pub fn expel(&self, donor: u8) -> Result<bool, LastCopy> {
+    pub fn expel(&self, donor: u8, spared: Spared) -> Result<bool, LastCopy> {
         // One critical section: a donor that is readmitted in between would be in use, and lost.
         let mut ledger = self.lock();
-        let was_used = self.exclude_one(donor)?;
+        let was_used = self.exclude_one(donor, spared)?;
         let standing = &mut ledger.loans[usize::from(donor)].standing;
         if *standing != Standing::Absent {
             *standing = Standing::Lost;
@@ -35,11 +44,11 @@ impl Copies {
     }
 
     /// Stops the use of a donor. The caller holds the lock.
-    fn exclude_one(&self, donor: u8) -> Result<bool, LastCopy> {
+    fn exclude_one(&self, donor: u8, spared: Spared) -> Result<bool, LastCopy> {
         if self.is_out(donor) {
             return Ok(false);
         }
-        if self.is_needed(donor) {
+        if self.is_needed(donor, spared) {
             return Err(LastCopy);
         }
         self.out[usize::from(donor)].store(true, Ordering::Release);
@@ -47,13 +56,14 @@ impl Copies {
         Ok(true)
     }
 
-    /// Returns whether a block needs a copy at a donor: so few others are valid.
-    fn is_needed(&self, donor: u8) -> bool {
+    /// Returns whether a block, or a page, needs a copy at a donor: so few others are valid.
+    fn is_needed(&self, donor: u8, spared: Spared) -> bool {
         let is_here = |copy: &Copy| copy.place.donor == donor;
         (0..self.blocks()).any(|block| {
             let valid = || self.all(block).filter(|copy| self.is_valid(*copy));
             valid().any(|copy| is_here(&copy))
                 && valid().filter(|copy| !is_here(copy)).count() < self.needed
+                || spared == Spared::Pages && self.is_needed_for_page(block, donor)
         })
     }
 
@@ -73,7 +83,7 @@ impl Copies {
         if valid().count() <= self.needed {
             return false;
         }
-        if !self.is_needed(donor) {
+        if !self.is_needed(donor, Spared::Pages) {
             return false;
         }
         // As of a donor that returns: the copy receives write-backs again when its repair begins,

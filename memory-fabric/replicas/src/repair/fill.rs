@@ -48,7 +48,7 @@ impl ReplicatedTransport {
         }
     }
 
-    /// Reads a page of a copy again, then that of the other one: twice the one that the block has, or
+    /// Reads a page of a copy again, then twice that of the other one: the one that the block has, or
     /// what the new copy has of before.
     fn read_other_copy(&mut self) {
         let Some(Current {
@@ -81,7 +81,7 @@ impl ReplicatedTransport {
                     sources.extend(known.map(|place| (1 - first_at, place)));
                     other
                 }
-                (2, false) => Some(repair.to).filter(|_| !repair.is_empty),
+                (2 | 3, false) => Some(repair.to).filter(|_| !repair.is_empty),
                 _ => None,
             };
             let Some(place) = place else {
@@ -228,6 +228,8 @@ impl ReplicatedTransport {
                 repairs.has_repaired = true;
                 self.set.repaired_blocks.increment();
             }
+            // Both were wrong when they were read, which may be different the next time.
+            true if copies.would_lose(&repair) => self.set.leave_unmoved(&repair),
             true if copies.end_move(&repair, &sources) => self.set.note_moved(),
             // Its donor went out, which has not been seen here yet.
             true => self.set.give_up_move(&repair),

@@ -2,6 +2,7 @@
 //! too many.
 
 use super::{ReplicaEvent, ReplicaSet};
+use crate::copies::Spared;
 use crate::transport::{page_in, split};
 use fabric_host::lock;
 use fabric_pages::page::PageBytes;
@@ -101,7 +102,7 @@ impl ReplicaSet {
                  donor, its memory or the network to it changed them"
             );
             // Of a donor that a block needs, it is tried again later.
-            self.expel(donor.into(), &reason);
+            self.expel(donor.into(), Spared::Pages, &reason);
         }
     }
 
@@ -117,8 +118,8 @@ impl ReplicaSet {
         self.copies.lacks_at(donor, block, page_in(in_block))
     }
 
-    /// Returns whether a page that a donor sent is lost if it is wrong: no other copy has it, for one
-    /// was made of wrong ones.
+    /// Returns whether a page that a donor sent is lost if it is wrong: no other copy has it, or may
+    /// have it, for one was made without it.
     pub fn is_last_of(&self, donor: u8, offset: u64) -> bool {
         let (block, in_block) = split(offset);
         self.copies.has_no_other(donor, block, page_in(in_block))

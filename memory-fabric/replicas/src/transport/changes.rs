@@ -58,6 +58,8 @@ impl ReplicatedTransport {
             }
             let posted = match (work, page) {
                 (Work::Drop { pages }, _) => {
+                    let first = page_in(in_block);
+                    self.set.copies().fill_holes(place, first, pages);
                     let Some((first, pages)) = whole_pages(in_block, pages, split) else {
                         continue;
                     };

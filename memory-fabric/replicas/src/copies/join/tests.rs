@@ -1,7 +1,7 @@
 //! Places of donors that join.
 
 use super::*;
-use crate::copies::LeaveError;
+use crate::copies::{LeaveError, Spared};
 use crate::placement::Place;
 
 fn place(donor: u8, slot: u32) -> Place {
@@ -33,7 +33,7 @@ fn a_place_without_a_donor_is_out_and_has_no_room() {
         assert_eq!((copies.room_at(donor), copies.blocks_at(donor)), (0, 0));
         assert_eq!(copies.leave(donor), Err(LeaveError::Out));
         // A late report of the last one that was here.
-        assert_eq!(copies.expel(donor), Ok(false));
+        assert_eq!(copies.expel(donor, Spared::Blocks), Ok(false));
         assert!(copies.has_left(donor));
     }
 }

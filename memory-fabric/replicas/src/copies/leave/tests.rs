@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::copies::Loan;
+use crate::copies::Spared;
 use crate::placement::{Placement, zones};
 use proptest::prelude::*;
 
@@ -92,7 +93,7 @@ fn a_copy_is_made_again_in_another_zone_while_one_has_room() {
     let places = [[place(0, 0), place(2, 0)], [place(2, 1), place(0, 1)]];
     let copies = Copies::new(&places, &[2, 9, 2, 1], &[2, 0, 2, 0], &[0, 0, 1, 2]);
     assert_eq!(copies.in_one_zone(), 0);
-    assert_eq!(copies.expel(2), Ok(true));
+    assert_eq!(copies.expel(2, Spared::Blocks), Ok(true));
     let mut targets = Vec::new();
     while let Some(repair) = copies.begin_repair(0) {
         targets.push(repair.to.donor);
@@ -147,7 +148,7 @@ fn a_donor_gets_no_copy_between_the_last_move_and_its_end() {
     assert_eq!(copies.leave(0), Ok(held));
     assert_eq!(move_all(&copies), (held, 0));
     // Another donor is lost before the first one has left, which has the most room.
-    assert_eq!(copies.expel(1), Ok(true));
+    assert_eq!(copies.expel(1, Spared::Blocks), Ok(true));
     let mut from = 0;
     while let Some(repair) = copies.begin_repair(from) {
         assert_ne!(repair.to.donor, 0);
@@ -229,7 +230,7 @@ fn a_block_with_one_copy_takes_a_place_that_is_reserved_for_a_move() {
     ];
     let copies = Copies::new(&places, &[2, 2, 3, 3], &[2, 2, 2, 2], &[0, 1, 2, 3]);
     assert_eq!(copies.leave(0), Ok(2));
-    assert_eq!(copies.expel(1), Ok(true));
+    assert_eq!(copies.expel(1, Spared::Blocks), Ok(true));
     assert_eq!(copies.degraded(), 2);
     let mut from = 0;
     while let Some(repair) = copies.begin_repair(from) {
@@ -267,7 +268,7 @@ fn a_copy_that_is_found_to_be_wrong_while_it_moves_is_made_again_first() {
     };
     assert_eq!((begun.from, begun.to.donor), (place(0, 0), 3));
     // From now on the other block needs donor 0.
-    assert_eq!(copies.expel(2), Ok(true));
+    assert_eq!(copies.expel(2, Spared::Blocks), Ok(true));
     assert!(
         copies.spoil(0, 0),
         "the copy of the donor that leaves is right"
@@ -326,7 +327,7 @@ fn a_donor_that_goes_out_while_it_leaves_is_one_that_is_lost() {
         panic!("nothing moves");
     };
     assert!(copies.end_move(&begun, &[]));
-    assert_eq!(copies.expel(0), Ok(true));
+    assert_eq!(copies.expel(0, Spared::Blocks), Ok(true));
     assert_eq!(copies.begin_move(), NextMove::Ended { stayed: held - 1 });
     // The reserved places are free again for its copies.
     let mut from = 0;
@@ -364,7 +365,7 @@ fn places_that_a_failed_drain_has_left_are_used_again_when_no_request_is_outstan
     let NextMove::Begun(target) = copies.begin_move() else {
         panic!("nothing moves");
     };
-    assert_eq!(copies.expel(target.to.donor), Ok(true));
+    assert_eq!(copies.expel(target.to.donor, Spared::Blocks), Ok(true));
     copies.give_up_move(&target);
     let (_, stayed) = move_with_what_is_left(&copies);
     assert!(stayed > 0 && stayed < held);

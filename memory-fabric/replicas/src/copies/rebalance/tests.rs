@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::copies::NextMove;
+use crate::copies::Spared;
 use crate::placement::{Placement, StripePlacement, zones};
 
 fn copies(slots: &[u32], blocks: u32) -> Copies {
@@ -146,7 +147,7 @@ fn what_cannot_move_since_the_new_donor_is_lost_stays() {
     let NextMove::Begun(begun) = copies.begin_move() else {
         panic!("nothing moves");
     };
-    assert_eq!(copies.expel(2), Ok(true));
+    assert_eq!(copies.expel(2, Spared::Blocks), Ok(true));
     assert!(!copies.end_move(&begun, &[]));
     copies.give_up_move(&begun);
     assert_eq!(copies.degraded(), 4);
@@ -175,7 +176,7 @@ fn a_donor_that_gives_may_be_lost_meanwhile() {
         panic!("nothing moves");
     };
     assert!(copies.end_move(&begun, &[]));
-    assert_eq!(copies.expel(0), Ok(true));
+    assert_eq!(copies.expel(0, Spared::Blocks), Ok(true));
     // A block without a second copy comes before one that moves, and gets its place.
     while let Some(repair) = copies.begin_repair(0) {
         assert!(copies.end_repair(&repair, &[]));

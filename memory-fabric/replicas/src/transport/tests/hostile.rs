@@ -3,6 +3,7 @@
 
 mod copies;
 mod holes;
+mod lost;
 
 use super::*;
 use fabric_pages::page::PAGE_SIZE;

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::{OnceLock, Weak};
 
 /// Returns what a donor has of the page at an offset, if that may be read there.
-fn found(vm: &Vm, donor: usize, offset: u64) -> Option<Vec<u8>> {
+pub(super) fn found(vm: &Vm, donor: usize, offset: u64) -> Option<Vec<u8>> {
     let (block, in_block) = split(offset);
     let mut places = vm.bed.set.copies().readable(block).into_iter().flatten();
     let place = places.find(|place| usize::from(place.donor) == donor)?;
@@ -13,7 +13,7 @@ fn found(vm: &Vm, donor: usize, offset: u64) -> Option<Vec<u8>> {
 }
 
 /// Two donors with a copy of some pages. The second one is out, and misses a write-back of the last.
-fn with_one_out() -> Vm {
+pub(super) fn with_one_out() -> Vm {
     let mut vm = Vm::of(Bed::new(&[1, 1], 1));
     for page in 0..8 {
         vm.write(page * 4096);
@@ -24,7 +24,7 @@ fn with_one_out() -> Vm {
     vm
 }
 
-fn repair(vm: &mut Vm) {
+pub(super) fn repair(vm: &mut Vm) {
     vm.bed.restore(1);
     vm.bed.set.up(1);
     let set = Arc::clone(&vm.bed.set);
