@@ -87,7 +87,7 @@ impl ReplicatedTransport {
                 }
                 Purpose::CopyWrite(page) => {
                     traffic.wrote(donor);
-                    repairs.written(page);
+                    repairs.written(set.copies(), page);
                     return;
                 }
             };

@@ -41,6 +41,7 @@ mod word;
 use crate::placement::Place;
 use crate::stripe::Layout;
 use fabric_homes::BLOCK_PAGES;
+pub(crate) use holes::Has;
 use holes::Holes;
 use join::Standing;
 use leave::Leaving;
@@ -96,6 +97,14 @@ struct Ledger {
 impl Ledger {
     fn standing(&self, donor: u8) -> Standing {
         self.loans[usize::from(donor)].standing
+    }
+
+    /// Returns the donors that do not return, a bit each.
+    fn gone(&self) -> u64 {
+        let is_gone = |loan: &Loan| matches!(loan.standing, Standing::Lost | Standing::Absent);
+        let donors = self.loans.iter().enumerate();
+        let gone = donors.filter(|(_, loan)| is_gone(loan));
+        gone.fold(0, |bits, (donor, _)| bits | 1 << donor)
     }
 
     /// Returns whether a donor gets no copy, from the start of its drain until it has left, or the
@@ -357,6 +366,7 @@ impl Copies {
                         false => CopyState::Stale,
                     };
                     copy = Copy { place, state };
+                    self.begin_place(place);
                 } else if self.is_out(donor) || ledger.is_leaving(donor) {
                     continue;
                 }
@@ -368,7 +378,6 @@ impl Copies {
                     is_empty: copy.state == CopyState::Empty,
                 };
                 copy.state = CopyState::Filling;
-                self.fill_holes(copy.place, 0, BLOCK_PAGES);
                 self.set(block, at, copy);
                 return Some(repair);
             }

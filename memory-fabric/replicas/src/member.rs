@@ -203,6 +203,9 @@ impl Member {
                 answered(purpose_of(ticket), Answer::Run(bytes));
             }
             Completion::Written(ticket) => answered(purpose_of(ticket), Answer::Written),
+            Completion::Unread(ticket) => {
+                unreachable!("{ticket:?}: what is sealed is above the copies")
+            }
             Completion::Dropped(_) => {
                 let purpose = drops.pop_front().unwrap_or(Purpose::Abandoned);
                 answered(purpose, Answer::Dropped);

@@ -11,13 +11,13 @@
 //!   the copy of a page that a repair writes which was given up: two writes of one page are never
 //!   outstanding on a connection.
 //! - A page that can be checked is not copied if it is wrong, nor computed from a wrong piece: it is read
-//!   again, then from the other copy or with all other pieces. If none of that is right, the new copy
-//!   gets a [hole](crate::copies) there.
+//!   again, then from the other copy or with all other pieces, also those that are not valid and may have
+//!   missed it. If none of that is right, the new copy keeps a [hole](crate::copies) there.
 
 mod arrived;
 mod fill;
 
-use crate::copies::{NextMove, Repair};
+use crate::copies::{Copies, NextMove, Repair};
 use crate::gather::{Gather, Trial};
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
@@ -81,6 +81,8 @@ struct Current {
     /// What is read: the valid copy, or enough pieces of a stripe, with their numbers; all of them
     /// once one was wrong.
     sources: Vec<(usize, Place)>,
+    /// Donors that were asked for copies, or pieces, that are not valid, a bit each.
+    unsure: u64,
     /// Whether the copy will take the place of another, which is in use until then.
     is_move: bool,
     /// The next page.
@@ -202,9 +204,10 @@ impl Repairs {
         });
     }
 
-    /// A page is complete.
-    pub fn written(&mut self, page: u32) {
+    /// A page of the new copy is complete.
+    pub fn written(&mut self, copies: &Copies, page: u32) {
         if let Some(current) = &mut self.current {
+            copies.fill_holes(current.repair.to, page, 1);
             current.copying.retain(|copying| copying.page != page);
         }
     }
@@ -214,7 +217,9 @@ impl Repairs {
         self.held.retain(|held| held.place.donor != donor);
         let given_up = self.give_up(members, |current| {
             let mut sources = current.sources.iter();
-            current.repair.to.donor == donor || sources.any(|(_, place)| place.donor == donor)
+            current.repair.to.donor == donor
+                || current.unsure >> donor & 1 == 1
+                || sources.any(|(_, place)| place.donor == donor)
         });
         let at = usize::from(donor);
         if self.readmissions.len() <= at {
@@ -406,6 +411,7 @@ impl ReplicatedTransport {
         repairs.current = Some(Current {
             repair,
             sources,
+            unsure: 0,
             is_move,
             next: 0,
             copying: Vec::with_capacity(COPYING_MAX),

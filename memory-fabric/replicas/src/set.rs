@@ -35,12 +35,10 @@ pub enum ReplicaEvent {
         /// How many so far.
         pieces: u64,
     },
-    /// Pages are lost with a donor that does not return: other copies were made without them, since
-    /// none was right then.
+    /// Pages are lost: copies were made without them, since none that could be read was right then, and
+    /// no donor that is left, or may return, has them.
     PagesLost {
-        /// Index of the donor's link.
-        donor: usize,
-        /// How many.
+        /// How many more than before.
         pages: u64,
     },
     /// Blocks have both copies in one zone, for want of room in others. Reported once.
@@ -235,6 +233,7 @@ impl ReplicaSet {
             self.note_out(donor, was_used, reason);
             // The thread that repairs finds other places.
             self.wake();
+            self.report_lost(0..self.copies.blocks());
             true
         })
     }
@@ -274,15 +273,10 @@ impl ReplicaSet {
             link.down = true;
             std::mem::take(&mut link.awaited)
         });
-        let lost_before = self.copies.lost_pages();
-        if !self.expel(donor, Spared::Blocks, reason) {
-            return Loss::OfBlocks;
+        match self.expel(donor, Spared::Blocks, reason) {
+            true => Loss::OfCopies { was_awaited },
+            false => Loss::OfBlocks,
         }
-        let pages = self.copies.lost_pages().saturating_sub(lost_before);
-        if pages > 0 {
-            (self.observer)(ReplicaEvent::PagesLost { donor, pages });
-        }
-        Loss::OfCopies { was_awaited }
     }
 
     /// Begins to move all copies off a donor that is in use, to those in `targets`, or to any if there

@@ -20,6 +20,7 @@ mod arrivals;
 mod changes;
 mod offsets;
 mod reread;
+mod sources;
 mod striped;
 
 use crate::copies::Noted;
@@ -204,27 +205,6 @@ impl ReplicatedTransport {
     pub(crate) fn operation(&mut self, index: u32) -> &mut Operation {
         let operation = self.operations[index as usize].as_mut();
         operation.expect("an operation in progress")
-    }
-
-    /// Returns the places to read pages of a block from, the better one first.
-    fn sources(&self, block: u32, first: u32, pages: u32) -> [Option<Place>; 2] {
-        let copies = self.set.copies();
-        let places = copies.readable(block);
-        let lacks = |place: Option<Place>| place.is_some_and(|at| copies.lacks(at, first, pages));
-        match places.map(lacks) {
-            [true, false] => return [places[1], places[0]],
-            [false, true] => return places,
-            _ => {}
-        }
-        let latency = |place: Option<Place>| {
-            let member = self.members.get(usize::from(place?.donor))?;
-            member.latency()
-        };
-        match (latency(places[0]), latency(places[1])) {
-            // A margin for noise, so that links of equal speed share the load.
-            (Some(primary), Some(other)) if other * 2 < primary => [places[1], places[0]],
-            _ => places,
-        }
     }
 
     /// Posts a read to one copy that it was not posted to, if there is room; or to as many pieces as

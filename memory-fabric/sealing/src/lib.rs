@@ -18,4 +18,4 @@ mod transport;
 
 pub use key::{KeyError, NotGenuine, Place, Seal, VmKey};
 pub use table::SealTable;
-pub use transport::{Fault, Judge, LinkSeal, SealStats, SealedTransport, Verdict};
+pub use transport::{Fault, Judge, LinkSeal, SealStats, SealedTransport, VERDICTS_MAX, Verdict};

@@ -2,7 +2,7 @@
 //!
 //! A page that does not open is requested once more: bits flip, and a transport to several donors can
 //! look for one that [opens](LinkSeal::is_genuine). If that does not open either, the [`Judge`]
-//! decides. Such a page is never given to the pager.
+//! decides, at most [`VERDICTS_MAX`] times. Such a page is never given to the pager.
 //!
 //! Nothing here allocates after the start, and no lock is taken.
 
@@ -18,12 +18,25 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Limit of verdicts on one read. Each to read it again follows a change of the donors or of one copy,
+/// and there are 64 donors at most.
+pub const VERDICTS_MAX: u32 = 128;
+
 /// What can go wrong with a sealed page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
     /// A page did not open, twice.
     NotGenuine {
         /// The index of the donor that sent it, where the transport leads to several.
+        donor: Option<usize>,
+        /// Where it is stored, as offset in the lease.
+        offset: u64,
+        /// Whether it is one of a run, which is read ahead of its use.
+        is_ahead: bool,
+    },
+    /// The same after [`VERDICTS_MAX`] verdicts. It is lost, or not read if it is one of a run.
+    NeverGenuine {
+        /// The index of the donor that sent it last, where the transport leads to several.
         donor: Option<usize>,
         /// Where it is stored, as offset in the lease.
         offset: u64,
@@ -37,13 +50,16 @@ pub enum Fault {
 pub enum Verdict {
     /// It is read again: the donor that sent it is not used any more, and another has a copy.
     ReadAgain,
+    /// It is not read now, nor are the others of its run: no thread has touched it, or one that has
+    /// reads it alone. Of a single page as `Lost`.
+    Later,
     /// It is lost. Its request never completes: the thread that touched the page must not continue.
     Lost,
 }
 
 /// Decides about faults, on a thread of the pager. Must return soon.
 pub trait Judge: Send + Sync {
-    /// Something went wrong. The verdict on [`Fault::NotSealed`] is ignored.
+    /// Something went wrong. The verdict is ignored on all but [`Fault::NotGenuine`].
     fn judge(&self, fault: Fault) -> Verdict;
 }
 
@@ -138,6 +154,28 @@ struct Read {
     run: Option<u32>,
     /// Whether it did not open once.
     suspicious: bool,
+    /// How often it was judged.
+    verdicts: u32,
+}
+
+impl Read {
+    /// Has a page judged that this read does not open.
+    fn judge(&mut self, judge: &dyn Judge, donor: Option<usize>, offset: u64) -> Verdict {
+        self.verdicts += 1;
+        let is_ahead = self.run.is_some();
+        match (self.verdicts < VERDICTS_MAX, is_ahead) {
+            (true, _) => judge.judge(Fault::NotGenuine {
+                donor,
+                offset,
+                is_ahead,
+            }),
+            (false, true) => Verdict::Later,
+            (false, false) => {
+                let _ = judge.judge(Fault::NeverGenuine { donor, offset });
+                Verdict::Lost
+            }
+        }
+    }
 }
 
 /// Seals and opens the pages of another transport.
@@ -167,6 +205,12 @@ struct Reads {
 }
 
 impl Reads {
+    /// Ends a read.
+    fn end(&mut self, index: u32) -> Read {
+        self.free.push(index);
+        self.all[index as usize].take().expect("an open read")
+    }
+
     /// Takes what came for a read: opens it and completes the read, or has it read again.
     fn arrived(
         &mut self,
@@ -180,10 +224,18 @@ impl Reads {
         let pages = &mut self.incoming[..sealed.len()];
         pages.copy_from_slice(sealed);
         if let Err(offset) = self.seal.open(read.offset, pages) {
-            let fault = Fault::NotGenuine { donor, offset };
-            if read.suspicious && self.seal.judge.judge(fault) == Verdict::Lost {
-                self.lost += 1;
-                return;
+            if read.suspicious {
+                match read.judge(&*self.seal.judge, donor, offset) {
+                    Verdict::ReadAgain => {}
+                    Verdict::Later if read.run.is_some() => {
+                        complete(Completion::Unread(self.end(index).ticket));
+                        return;
+                    }
+                    Verdict::Later | Verdict::Lost => {
+                        self.lost += 1;
+                        return;
+                    }
+                }
             }
             // After a change of donors it is a first attempt again.
             read.suspicious = !read.suspicious;
@@ -243,6 +295,7 @@ impl SealedTransport {
             offset,
             run,
             suspicious: false,
+            verdicts: 0,
         });
         self.request(index).inspect_err(|_| {
             self.reads.all[index as usize] = None;
@@ -333,6 +386,9 @@ impl PageTransport for SealedTransport {
             }
             Completion::ReadRunFrom(donor, Ticket(index), pages) => {
                 reads.arrived(index, Some(donor), pages, complete);
+            }
+            Completion::Unread(Ticket(index)) => {
+                complete(Completion::Unread(reads.end(index).ticket));
             }
             Completion::Written(_) | Completion::Dropped(_) => complete(completion),
         });

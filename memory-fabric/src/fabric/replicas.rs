@@ -183,13 +183,12 @@ pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> A
                 );
                 return;
             }
-            ReplicaEvent::PagesLost { donor, pages } => {
-                let donor = all[donor];
+            ReplicaEvent::PagesLost { pages } => {
                 tracing::warn!(
                     pages,
-                    "pages are lost with donor {donor}: the other copy was made without them, since \
-                     none that could be read then was right; the VM ends if its guest reads one before \
-                     it is written again"
+                    "pages are lost: copies were made without them, since none that could be read \
+                     then was right, and no donor that is left has them; the VM ends if its guest \
+                     reads one before it is written again"
                 );
                 return;
             }

@@ -13,7 +13,8 @@ use crate::view::VmMemory;
 use crate::wire::TrafficClass;
 use fabric_host::Seldom;
 use fabric_replicas::ReplicaSet;
-use fabric_sealing::{Fault, Judge, LinkSeal, SealStats, SealedTransport, Verdict, VmKey};
+use fabric_sealing::{Fault, Judge, LinkSeal, SealStats, SealedTransport};
+use fabric_sealing::{VERDICTS_MAX, Verdict, VmKey};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -200,18 +201,36 @@ impl LinkJudge {
     }
 }
 
-/// Names a page that a donor was never given, whose copy is the only one that is left.
+/// Names a page that a donor was never given, and no other one has.
 fn lost_with_another(page: &str, node: NodeId) -> String {
     format!(
         "{page} is lost: the copy at donor {node} was made without it, since no right one could be read \
-         then, and the donor with the other copy is out of use"
+         then, and no other donor that is in use has it"
+    )
+}
+
+/// Names a page that was read as often as any may be.
+fn never_right(page: &str, node: NodeId) -> String {
+    format!(
+        "{page} was read from its donors until {VERDICTS_MAX} attempts, each of two answers, had failed, \
+         which is the limit: none sent what was written back last, the last one was donor {node}; check \
+         the donors, their memory and the network to them"
     )
 }
 
 impl Judge for LinkJudge {
     fn judge(&self, fault: Fault) -> Verdict {
-        let (donor, offset) = match fault {
-            Fault::NotGenuine { donor, offset } => (donor, offset),
+        let mut is_last_verdict = false;
+        let (donor, offset, is_ahead) = match fault {
+            Fault::NotGenuine {
+                donor,
+                offset,
+                is_ahead,
+            } => (donor, offset, is_ahead),
+            Fault::NeverGenuine { donor, offset } => {
+                is_last_verdict = true;
+                (donor, offset, false)
+            }
             Fault::NotSealed(error) => {
                 (self.observer)(FabricEvent::Failed(error.to_string()));
                 return Verdict::Lost;
@@ -224,9 +243,16 @@ impl Judge for LinkJudge {
             (None, Some((_, node))) => node,
             (None, None) => self.nodes.node_at(self.link),
         };
+        if is_last_verdict {
+            (self.observer)(FabricEvent::Failed(never_right(&page, node)));
+            return Verdict::Lost;
+        }
         let striped = self.replicas.as_ref();
         let striped = striped.and_then(|set| set.copies().layout());
         if let Some(layout) = striped {
+            if is_ahead {
+                return Verdict::Later;
+            }
             // All pieces were read, and no choice of them opens.
             let reason = format!(
                 "{page} cannot be computed any more: fewer than {} of its pieces that can be read are \
@@ -241,7 +267,12 @@ impl Judge for LinkJudge {
         let is_last = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.is_last_of(id, offset));
         let is_missing = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.lacks(id, offset));
         let is_missing = self.replicas.as_ref().is_some_and(is_missing);
-        if self.replicas.as_ref().is_some_and(is_last) {
+        let is_last = self.replicas.as_ref().is_some_and(is_last);
+        if is_ahead && (is_last || is_missing) {
+            // A thread that touches one of the pages reads it alone, from a copy that may have it.
+            return Verdict::Later;
+        }
+        if is_last {
             let reason = match is_missing {
                 true => lost_with_another(&page, node),
                 false => format!(
@@ -253,7 +284,8 @@ impl Judge for LinkJudge {
             return Verdict::Lost;
         }
         if is_missing {
-            // The other copy has not answered, or is being filled, and this one was never given the page.
+            // This copy was never given the page, and another that may have it could not be asked when
+            // the read was posted. It is asked now.
             return Verdict::ReadAgain;
         }
         let reason = format!(
@@ -287,7 +319,52 @@ impl Judge for LinkJudge {
 mod tests {
     use super::*;
     use crate::fabric::Redundancy;
+    use crate::homes::BLOCK_PAGES;
+    use crate::page::PageRange;
     use crate::support::config;
+    use fabric_replicas::{Copies, Layout, StripePlacement};
+    use std::sync::Mutex;
+
+    #[test]
+    fn a_page_that_is_lost_ends_the_vm_when_it_is_used_and_not_when_it_is_read_ahead() {
+        let layout: Layout = "2+1".parse().expect("a layout");
+        let placement = StripePlacement::new(&[1; 3], layout, 1);
+        let copies = Copies::striped(&placement.places, layout, &[1; 3], &placement.used);
+        let nodes = Nodes::replicated(&[1, 2, 3].map(NodeId), &[]);
+        let guest = PageRange::new(PageIndex::new(0), BLOCK_PAGES);
+        let failures = Arc::<Mutex<Vec<String>>>::default();
+        let of_judge = Arc::clone(&failures);
+        let judge = LinkJudge {
+            link: nodes.links() - 1,
+            homes: Arc::new(HomeTable::new(NodeId(0), &[guest], None)),
+            nodes: Arc::new(nodes),
+            replicas: Some(Arc::new(ReplicaSet::new(copies, 3, Box::new(|_| {})))),
+            observer: Arc::new(move |event| {
+                let FabricEvent::Failed(reason) = event else {
+                    panic!("another event");
+                };
+                of_judge.lock().expect("no panic").push(reason);
+            }),
+            notices: Seldom::notices(),
+        };
+        let (donor, offset) = (Some(1), 0);
+        let fault = |is_ahead| Fault::NotGenuine {
+            donor,
+            offset,
+            is_ahead,
+        };
+        assert_eq!(judge.judge(fault(true)), Verdict::Later);
+        assert!(failures.lock().expect("no panic").is_empty());
+        assert_eq!(judge.judge(fault(false)), Verdict::Lost);
+        let verdict = judge.judge(Fault::NeverGenuine { donor, offset });
+        assert_eq!(verdict, Verdict::Lost);
+        let failures = failures.lock().expect("no panic");
+        assert!(failures[0].contains("cannot be computed"), "{failures:?}");
+        assert!(
+            failures[1].contains("128 attempts") && failures[1].contains("node 2"),
+            "{failures:?}"
+        );
+    }
 
     #[test]
     fn donors_on_other_hosts_get_sealed_pages_unless_told_otherwise() {

@@ -381,7 +381,8 @@ impl Prefetcher {
                 any = true;
                 let (Ticket(ticket), bytes) = match completion {
                     Completion::ReadRun(ticket, bytes)
-                    | Completion::ReadRunFrom(_, ticket, bytes) => (ticket, bytes),
+                    | Completion::ReadRunFrom(_, ticket, bytes) => (ticket, Some(bytes)),
+                    Completion::Unread(ticket) => (ticket, None),
                     _ => unreachable!("only runs are asked for here"),
                 };
                 let fetch = self.fetches[ticket as usize]
@@ -389,8 +390,13 @@ impl Prefetcher {
                     .expect("a ticket in use");
                 self.free_tickets.push(ticket);
                 self.pages_in_flight[fetch.donor] -= fetch.run.count;
-                if result.is_ok() {
-                    result = self.arrived(fetch, bytes);
+                match bytes {
+                    Some(bytes) if result.is_ok() => result = self.arrived(fetch, bytes),
+                    Some(_) => {}
+                    None => fetch
+                        .run
+                        .iter()
+                        .for_each(|page| abandon(&self.shared, page)),
                 }
             });
         }

@@ -67,6 +67,9 @@ pub enum Completion<'a> {
     ReadRun(Ticket, &'a [u8]),
     /// The same of a transport to several donors, with the link of the one that sent the pages.
     ReadRunFrom(usize, Ticket, &'a [u8]),
+    /// A run that does not come as it was asked for: a page of it may be lost. Who needs one of the
+    /// pages asks for it alone.
+    Unread(Ticket),
     /// The home has the page.
     Written(Ticket),
     /// The home has forgotten so many pages.

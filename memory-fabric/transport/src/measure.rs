@@ -471,7 +471,7 @@ fn bytes_of<'a>(completion: &Completion<'a>) -> Option<&'a [u8]> {
     match completion {
         Completion::Read(_, page) | Completion::ReadFrom(_, _, page) => Some(page.as_slice()),
         Completion::ReadRun(_, bytes) | Completion::ReadRunFrom(_, _, bytes) => Some(bytes),
-        Completion::Written(_) | Completion::Dropped(_) => None,
+        Completion::Unread(_) | Completion::Written(_) | Completion::Dropped(_) => None,
     }
 }
 

@@ -348,7 +348,7 @@ impl Copies {
             ledger.give_back(to);
             return None;
         };
-        self.fill_holes(place, 0, BLOCK_PAGES);
+        self.begin_place(place);
         Some(Repair {
             block,
             at,

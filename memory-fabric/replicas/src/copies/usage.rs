@@ -1,7 +1,7 @@
 //! Donors that go out of use, alone or for good, and come back.
 
 use super::join::Standing;
-use super::{Copies, Copy, CopyState, LastCopy};
+use super::{Copies, Copy, CopyState, LastCopy, Ledger};
 use std::sync::atomic::Ordering;
 
 /// What a donor must not be the only one to have, to go out.
@@ -21,8 +21,8 @@ impl Copies {
     ///
     /// [`LastCopy`]: then nothing has changed.
     pub fn exclude(&self, donor: u8) -> Result<bool, LastCopy> {
-        let _changes = self.lock();
-        self.exclude_one(donor, Spared::Pages)
+        let ledger = self.lock();
+        self.exclude_one(&ledger, donor, Spared::Pages)
     }
 
     /// Stops the use of a donor that will not return, so that its copies get other places. Returns
@@ -34,7 +34,7 @@ impl Copies {
     pub fn expel(&self, donor: u8, spared: Spared) -> Result<bool, LastCopy> {
         // One critical section: a donor that is readmitted in between would be in use, and lost.
         let mut ledger = self.lock();
-        let was_used = self.exclude_one(donor, spared)?;
+        let was_used = self.exclude_one(&ledger, donor, spared)?;
         let standing = &mut ledger.loans[usize::from(donor)].standing;
         if *standing != Standing::Absent {
             *standing = Standing::Lost;
@@ -43,12 +43,11 @@ impl Copies {
         Ok(was_used)
     }
 
-    /// Stops the use of a donor. The caller holds the lock.
-    fn exclude_one(&self, donor: u8, spared: Spared) -> Result<bool, LastCopy> {
+    fn exclude_one(&self, ledger: &Ledger, donor: u8, spared: Spared) -> Result<bool, LastCopy> {
         if self.is_out(donor) {
             return Ok(false);
         }
-        if self.is_needed(donor, spared) {
+        if self.is_needed(ledger, donor, spared) {
             return Err(LastCopy);
         }
         self.out[usize::from(donor)].store(true, Ordering::Release);
@@ -57,13 +56,14 @@ impl Copies {
     }
 
     /// Returns whether a block, or a page, needs a copy at a donor: so few others are valid.
-    fn is_needed(&self, donor: u8, spared: Spared) -> bool {
+    fn is_needed(&self, ledger: &Ledger, donor: u8, spared: Spared) -> bool {
+        let gone = ledger.gone();
         let is_here = |copy: &Copy| copy.place.donor == donor;
         (0..self.blocks()).any(|block| {
             let valid = || self.all(block).filter(|copy| self.is_valid(*copy));
             valid().any(|copy| is_here(&copy))
                 && valid().filter(|copy| !is_here(copy)).count() < self.needed
-                || spared == Spared::Pages && self.is_needed_for_page(block, donor)
+                || spared == Spared::Pages && self.is_needed_for_page(block, donor, gone)
         })
     }
 
@@ -73,7 +73,7 @@ impl Copies {
     /// donor can go out as a whole, or this block needs the copy as well. A move that reads this copy
     /// does not end, and begins again with another one.
     pub(crate) fn spoil(&self, block: u32, donor: u8) -> bool {
-        let _changes = self.lock();
+        let ledger = self.lock();
         let valid = || self.all(block).enumerate();
         let valid = || valid().filter(|(_, copy)| self.is_valid(*copy));
         let here = valid().find(|(_, copy)| copy.place.donor == donor);
@@ -83,7 +83,7 @@ impl Copies {
         if valid().count() <= self.needed {
             return false;
         }
-        if !self.is_needed(donor, Spared::Pages) {
+        if !self.is_needed(&ledger, donor, Spared::Pages) {
             return false;
         }
         // As of a donor that returns: the copy receives write-backs again when its repair begins,

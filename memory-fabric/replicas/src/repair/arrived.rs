@@ -1,7 +1,6 @@
 //! What is read for a repair arrives.
 
 use super::{Copying, Current, Phase, Repairs, in_block};
-use crate::placement::Place;
 use crate::set::ReplicaSet;
 use crate::stripe::Layout;
 use fabric_homes::BLOCK_BYTES;
@@ -20,6 +19,7 @@ impl Repairs {
     fn copy_arrived(&mut self, set: &ReplicaSet, page: u32, donor: usize, bytes: &[u8]) {
         let Some(Current {
             repair,
+            sources,
             is_move,
             copying,
             ..
@@ -40,9 +40,11 @@ impl Repairs {
             return;
         };
         if *superseded {
-            self.written(page);
+            self.written(set.copies(), page);
             return;
         }
+        let mut sources = sources.iter().map(|(_, place)| place.donor);
+        let is_source = sources.any(|source| usize::from(source) == donor);
         let is_new_copy = !*is_move && donor == usize::from(repair.to.donor);
         if set.has_check() && bytes.len() == self.checked.len() {
             self.checked.copy_from_slice(bytes);
@@ -52,8 +54,9 @@ impl Repairs {
             if set.is_genuine(offset, &mut self.checked) == Some(false) {
                 *attempts += 1;
                 *lacks = true;
-                // Each is read twice: the first time, a bit may have flipped on its way.
-                if attempts.is_multiple_of(2) && !is_new_copy {
+                // Each is read twice: the first time, a bit may have flipped on its way. What is not
+                // valid may be old.
+                if attempts.is_multiple_of(2) && is_source {
                     let donor = u8::try_from(donor).expect("at most 64 donors");
                     set.note_wrong(donor, offset);
                 }
@@ -62,7 +65,7 @@ impl Repairs {
         }
         if is_new_copy {
             // It has the page, which is wrong in the copy that was read first.
-            self.written(page);
+            self.written(set.copies(), page);
             return;
         }
         copying.phase = Phase::Arrived(bytes.into());
@@ -79,8 +82,9 @@ impl Repairs {
         let Some(current) = &mut self.current else {
             return;
         };
-        let is_it = |(_, place): &&(usize, Place)| usize::from(place.donor) == donor;
-        let Some(&(at, _)) = current.sources.iter().find(is_it) else {
+        // Each piece of a block is at another donor.
+        let mut all = set.copies().all(current.repair.block);
+        let Some(at) = all.position(|copy| usize::from(copy.place.donor) == donor) else {
             return;
         };
         let to = current.repair.at;
@@ -105,7 +109,7 @@ impl Repairs {
         }
         if *superseded {
             // The pieces may be of different versions, and are not used.
-            self.written(page);
+            self.written(set.copies(), page);
             return;
         }
         if let (true, Some(trial)) = (set.has_check(), &mut self.trial) {

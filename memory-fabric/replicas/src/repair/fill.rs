@@ -1,7 +1,7 @@
 //! The pages of the block that is being filled, from the valid copy to the new one.
 
 use super::{COPYING_MAX, Copying, Current, Phase, in_block};
-use crate::copies::Repair;
+use crate::copies::{Has, Repair};
 use crate::gather::Gather;
 use crate::member::Purpose;
 use crate::placement::Place;
@@ -16,6 +16,7 @@ impl ReplicatedTransport {
             return;
         };
         let split = self.repairs.layout.map_or(1, Layout::data);
+        let copies = self.set.copies();
         let Repair { to, is_empty, .. } = current.repair;
         let member = &mut self.members[usize::from(to.donor)];
         current.copying.retain_mut(|copying| {
@@ -23,6 +24,7 @@ impl ReplicatedTransport {
                 return true;
             };
             if is_empty && bytes.iter().all(|byte| *byte == 0) {
+                copies.fill_holes(to, copying.page, 1);
                 return false;
             }
             let offset = offset_at(to, in_block(copying.page), split);
@@ -48,13 +50,13 @@ impl ReplicatedTransport {
         }
     }
 
-    /// Reads a page of a copy again, then twice that of the other one: the one that the block has, or
-    /// what the new copy has of before.
+    /// Reads a page of a copy again, then twice that of the other one: a valid one, one that a move takes
+    /// pages from although it is not, or what the new copy has of before.
     fn read_other_copy(&mut self) {
         let Some(Current {
             repair,
             sources,
-            is_move,
+            unsure,
             copying,
             ..
         }) = &mut self.repairs.current
@@ -73,15 +75,21 @@ impl ReplicatedTransport {
                 return true;
             };
             let (first_at, first) = sources[0];
-            let place = match (*attempts, *is_move) {
-                (1, _) => Some(first),
-                (2 | 3, true) => {
-                    let other = copies.readable_at(repair.block, 1 - first_at);
-                    let known = other.filter(|_| sources.len() == 1);
-                    sources.extend(known.map(|place| (1 - first_at, place)));
-                    other
-                }
-                (2 | 3, false) => Some(repair.to).filter(|_| !repair.is_empty),
+            let other = || copies.source_at(repair.block, 1 - first_at, page, 1);
+            let place = match *attempts {
+                1 => Some(first),
+                2 | 3 => match other() {
+                    Some((place, Has::All)) => {
+                        let known = Some(place).filter(|_| sources.len() == 1);
+                        sources.extend(known.map(|place| (1 - first_at, place)));
+                        Some(place)
+                    }
+                    Some((place, Has::Perhaps)) => {
+                        *unsure |= 1 << place.donor;
+                        Some(place)
+                    }
+                    _ => None,
+                },
                 _ => None,
             };
             let Some(place) = place else {
@@ -98,12 +106,13 @@ impl ReplicatedTransport {
     }
 
     /// Asks for the other pieces of pages that those which were read do not give, then for all once
-    /// more.
+    /// more, with those that are not valid and may have missed the page.
     fn read_all_pieces(&mut self, layout: Layout) {
         let Some(current) = &mut self.repairs.current else {
             return;
         };
         let (copies, repair, sources) = (self.set.copies(), current.repair, &mut current.sources);
+        let unsure = &mut current.unsure;
         for at in (0..copies.width()).filter(|&at| at != repair.at || current.is_move) {
             let place = copies.readable_at(repair.block, at);
             if sources.iter().all(|&(other, _)| other != at) {
@@ -134,11 +143,20 @@ impl ReplicatedTransport {
                 (*asked, *attempts) = (0, 1);
             }
             let asked_before = *asked;
-            let left = sources.iter().filter(|(at, _)| asked_before >> at & 1 == 0);
+            let perhaps = (0..copies.width()).filter_map(|at| {
+                let (place, has) = copies.source_at(repair.block, at, page, 1)?;
+                (*attempts > 0 && has == Has::Perhaps).then_some((at, place))
+            });
+            let perhaps: Vec<_> = perhaps.collect();
+            let all = sources.iter().chain(&perhaps);
+            let left = all.filter(|(at, _)| asked_before >> at & 1 == 0);
             let has_room =
                 |(_, place): &(usize, Place)| members[usize::from(place.donor)].has_room();
             if !left.clone().all(has_room) {
                 return true;
+            }
+            for (_, place) in &perhaps {
+                *unsure |= 1 << place.donor;
             }
             let mut bits = 0;
             for &(at, place) in left {
@@ -227,6 +245,7 @@ impl ReplicatedTransport {
             false if copies.end_repair(&repair, &sources) => {
                 repairs.has_repaired = true;
                 self.set.repaired_blocks.increment();
+                self.set.report_lost(repair.block..repair.block + 1);
             }
             // Both were wrong when they were read, which may be different the next time.
             true if copies.would_lose(&repair) => self.set.leave_unmoved(&repair),

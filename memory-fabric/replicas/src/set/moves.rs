@@ -1,10 +1,19 @@
-//! Copies that move: what became of each, and of all.
+//! Copies that are made again or move: what became of each, and of all.
 
-use super::{LeaveEvent, ReplicaSet};
+use super::{LeaveEvent, ReplicaEvent, ReplicaSet};
 use crate::copies::Repair;
 use fabric_host::lock;
+use std::ops::Range;
 
 impl ReplicaSet {
+    /// Reports pages of these blocks that are lost, unless that was done before.
+    pub(crate) fn report_lost(&self, blocks: Range<u32>) {
+        let pages = self.copies.note_lost(blocks);
+        if pages > 0 {
+            (self.observer)(ReplicaEvent::PagesLost { pages });
+        }
+    }
+
     /// Gives up a move that has begun, whose target went out.
     pub(crate) fn give_up_move(&self, given_up: &Repair) {
         self.copies.give_up_move(given_up);

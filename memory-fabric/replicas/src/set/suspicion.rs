@@ -56,6 +56,7 @@ fn is_due(last: &mut Option<Instant>, now: Instant, interval: Duration) -> bool 
 impl ReplicaSet {
     /// Sets how pages are checked, where they can be. Later calls have no effect.
     pub fn set_check(&self, check: Check) {
+        self.copies.keep_holes();
         let _ = self.check.set(check);
     }
 
@@ -72,7 +73,8 @@ impl ReplicaSet {
     /// A donor sent a piece of the page at an offset that is not what was written last. From the third
     /// page on it goes out of use for good, unless a block needs it.
     pub(crate) fn note_wrong(&self, donor: u8, offset: u64) {
-        if self.lacks(donor, offset) {
+        let (block, _) = split(offset);
+        if self.lacks(donor, offset) || self.copies.is_unsure_at(donor, block) {
             return;
         }
         self.wrong_pieces.increment();

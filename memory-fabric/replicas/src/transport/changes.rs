@@ -25,6 +25,7 @@ impl ReplicatedTransport {
             && whole_pages(in_block, pages, split).is_none()
         {
             // The donors' pages have pieces of others as well. Nobody waits for a drop.
+            self.note_dropped(block, in_block, pages);
             return Ok(());
         }
         let mut places = [None; PIECES_MAX + 1];
@@ -41,9 +42,15 @@ impl ReplicatedTransport {
             return Err(Full);
         }
         let index = self.begin(ticket, work, offset)?;
-        if page.is_some() {
-            self.repairs.supersede(block, in_block);
+        match work {
+            Work::Drop { pages } => self.note_dropped(block, in_block, pages),
+            _ => {
+                self.repairs.supersede(block, in_block);
+                let copies = self.set.copies();
+                copies.forget_lost(block, page_in(in_block), 1);
+            }
         }
+        let copies = self.set.copies();
         let mut waits_for = 0;
         if let (Some(stripes), Some(page)) = (&mut self.stripes, page) {
             stripes.encode(page);
@@ -54,12 +61,10 @@ impl ReplicatedTransport {
             let member = &mut self.members[donor];
             let pieces = self.stripes.as_ref();
             if page.is_some() {
-                self.set.copies().fill_holes(place, page_in(in_block), 1);
+                copies.fill_holes(place, page_in(in_block), 1);
             }
             let posted = match (work, page) {
                 (Work::Drop { pages }, _) => {
-                    let first = page_in(in_block);
-                    self.set.copies().fill_holes(place, first, pages);
                     let Some((first, pages)) = whole_pages(in_block, pages, split) else {
                         continue;
                     };
@@ -87,5 +92,14 @@ impl ReplicatedTransport {
             self.unposted.push_back(index);
         }
         Ok(())
+    }
+
+    /// Notes that pages are dropped, whether donors forget them or not: none is missing anywhere.
+    fn note_dropped(&self, block: u32, in_block: u64, pages: u32) {
+        let (copies, first) = (self.set.copies(), page_in(in_block));
+        copies.forget_pages(block, first, pages);
+        if let Some((_, place)) = self.repairs.third_place(block) {
+            copies.fill_holes(place, first, pages);
+        }
     }
 }

@@ -6,7 +6,8 @@
 //! The thread that rereads a page holds it, so no write-back of it is in progress, and all pieces that
 //! may be read are of the last one: no donor is suspected for an old or a new version.
 
-use super::{Operation, ReplicatedTransport, Work, bit, split};
+use super::{Operation, ReplicatedTransport, Work, bit, page_in, split};
+use crate::copies::Has;
 use crate::member::Purpose;
 use fabric_pages::page::PAGE_SIZE;
 use fabric_transport::{Completion, Full, Ticket};
@@ -136,16 +137,25 @@ impl ReplicatedTransport {
 
     /// Returns whether a piece of a reread can be asked for later, when its donor has room.
     fn can_ask_more(&mut self, index: u32) -> bool {
-        let (block, _) = split(self.operation(index).offset);
+        let Operation { offset, work, .. } = *self.operation(index);
+        let (block, in_block) = split(offset);
+        let pages = match work {
+            Work::Read { run: Some(pages) } => pages,
+            _ => 1,
+        };
         let Some(stripes) = &self.stripes else {
             return false;
         };
         let arrived = stripes.reads[index as usize].gather.arrived();
         let copies = self.set.copies();
         let mut left = (0..stripes.layout.pieces()).filter(|at| arrived >> at & 1 == 0);
+        let first = page_in(in_block);
+        let has_gap = copies.has_gap(block, first, pages);
         left.any(|at| {
-            let place = copies.readable_at(block, at);
-            place.is_some_and(|place| !self.members[usize::from(place.donor)].out)
+            let source = copies.source_at(block, at, first, pages);
+            source.is_some_and(|(place, has)| {
+                (has_gap || has == Has::All) && !self.members[usize::from(place.donor)].out
+            })
         })
     }
 

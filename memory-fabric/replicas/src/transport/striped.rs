@@ -1,6 +1,7 @@
 //! Reads and writes of stripes: which pieces an operation waits for, and where they arrive.
 
 use super::{Operation, ReplicatedTransport, Work, bit, offset_at, page_in, split};
+use crate::copies::Has;
 use crate::gather::{Gather, Trial};
 use crate::member::Purpose;
 use crate::placement::Place;
@@ -193,20 +194,23 @@ impl ReplicatedTransport {
         let mut count = 0;
         let copies = self.set.copies();
         let (first, pages) = (page_in(in_block), run.unwrap_or(1));
-        // Those that lack a page come last.
-        let passes = if copies.has_holes() { 2 } else { 1 };
-        for (pass, at) in
-            (0..passes).flat_map(|pass| (0..layout.pieces()).map(move |at| (pass, at)))
+        // Those that lack a page come last. Those that may have missed it are asked only then.
+        let passes = match copies.has_gap(block, first, pages) {
+            true => &[Has::All, Has::Perhaps, Has::NotAll][..],
+            false => &[Has::All],
+        };
+        for (pass, at) in passes
+            .iter()
+            .flat_map(|pass| (0..layout.pieces()).map(move |at| (*pass, at)))
         {
             if count == wanted || (read.asked | read.gather.arrived()) >> at & 1 == 1 {
                 continue;
             }
-            let Some(place) = copies.readable_at(block, at) else {
+            let Some((place, has)) = copies.source_at(block, at, first, pages) else {
                 continue;
             };
             let member = &self.members[usize::from(place.donor)];
-            let is_of_pass = passes == 1 || copies.lacks(place, first, pages) == (pass == 1);
-            if is_of_pass && !member.out && member.has_room() {
+            if has == pass && !member.out && member.has_room() {
                 found[count] = Some((at, place));
                 count += 1;
             }

@@ -1,5 +1,7 @@
 //! A hostile donor below a sealed transport.
 
+mod verdicts;
+
 use super::*;
 use fabric_transport::IN_FLIGHT_MAX;
 use std::sync::Mutex;
@@ -120,19 +122,23 @@ impl PageTransport for Wire {
     fn interests(&self, _: &mut dyn FnMut(Interest)) {}
 }
 
-/// Records faults; says that another donor has a copy if it is made so.
+/// Records faults; says that another donor has a copy, or that there is time, if it is made so.
 #[derive(Debug, Default)]
 struct Bench {
     faults: Mutex<Vec<Fault>>,
     has_copy: AtomicBool,
+    has_time: AtomicBool,
 }
 
 impl Judge for Bench {
     fn judge(&self, fault: Fault) -> Verdict {
         self.faults.lock().unwrap().push(fault);
-        match self.has_copy.load(Ordering::Relaxed) {
-            true => Verdict::ReadAgain,
-            false => Verdict::Lost,
+        let [has_copy, has_time] =
+            [&self.has_copy, &self.has_time].map(|flag| flag.load(Ordering::Relaxed));
+        match (has_copy, has_time) {
+            (true, _) => Verdict::ReadAgain,
+            (false, true) => Verdict::Later,
+            (false, false) => Verdict::Lost,
         }
     }
 }
@@ -268,8 +274,13 @@ fn none_is_given_to_the_pager(forge: impl Fn(&mut Random, &Choice) -> PageBytes)
                 "try {attempt}: a forged page was given to the pager"
             );
             assert_eq!(vm.stats.rejected.get(), rejected + 2);
-            let donor = None;
-            assert_eq!(vm.faults(), [Fault::NotGenuine { donor, offset: at }]);
+            let (donor, offset, is_ahead) = (None, at, attempt % 2 != 0);
+            let fault = Fault::NotGenuine {
+                donor,
+                offset,
+                is_ahead,
+            };
+            assert_eq!(vm.faults(), [fault]);
             // What was lost counts as outstanding, so each needs a new transport.
             assert_eq!(vm.transport.in_flight(), 1);
             vm = Vm::new(&wire);
@@ -341,26 +352,12 @@ fn a_run_with_one_bad_page_is_read_again_as_a_whole() {
     wire.forge(bad, [1; PAGE_SIZE], 2);
     run(&mut vm).expect("room");
     assert_eq!(vm.pages(), []);
-    let (donor, offset) = (None, bad);
-    assert_eq!(vm.faults(), [Fault::NotGenuine { donor, offset }]);
-}
-
-#[test]
-fn a_page_with_another_copy_is_read_until_a_donor_sends_it() {
-    let wire = Wire::new();
-    let mut vm = Vm::new(&wire);
-    let plain = Random(2).page();
-    vm.write(0, &plain);
-    vm.bench.has_copy.store(true, Ordering::Relaxed);
-    // Two attempts at one donor, two at the next.
-    wire.forge(0, [1; PAGE_SIZE], 4);
-    vm.transport.post_read(Ticket(1), 0).expect("room");
-    let mut came = vm.pages();
-    came.extend(vm.pages());
-    assert_eq!(came, [(1, plain.to_vec())]);
-    assert_eq!(vm.faults().len(), 2);
-    assert_eq!(wire.0.lock().unwrap().rereads, 2);
-    assert_eq!(vm.stats.rejected.get(), 4);
+    let fault = Fault::NotGenuine {
+        donor: None,
+        offset: bad,
+        is_ahead: true,
+    };
+    assert_eq!(vm.faults(), [fault]);
 }
 
 #[test]

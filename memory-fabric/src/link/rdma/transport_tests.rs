@@ -145,6 +145,7 @@ impl Bed {
                     (ticket, run)
                 }
                 Completion::Dropped(_) => return,
+                Completion::Unread(ticket) => panic!("{ticket:?} was not read"),
                 Completion::Written(Ticket(ticket)) => {
                     assert!(!written.contains(&ticket), "{ticket} was written twice");
                     written.push(ticket);

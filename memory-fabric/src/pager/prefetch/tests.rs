@@ -10,6 +10,7 @@ use crate::policy::Tier;
 use crate::transport::{Full, Interest, PathKind};
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 /// Pages of the guest's start; some blocks that can be added follow.
 const BOOT_PAGES: u32 = BLOCK_PAGES;
@@ -26,6 +27,9 @@ struct Silent {
     when_asked: Arc<Mutex<WhenAsked>>,
     /// Donor, offset and pages of each request.
     requests: Arc<Mutex<Vec<(usize, u64, u32)>>>,
+    tickets: Vec<Ticket>,
+    /// Whether requests end without the pages.
+    refuses: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Silent {
@@ -39,7 +43,8 @@ impl PageTransport for Silent {
         unreachable!("only runs are asked for")
     }
 
-    fn post_read_run(&mut self, _: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        self.tickets.push(ticket);
         let mut requests = self.requests.lock().expect("one thread");
         requests.push((self.donor, offset, pages));
         Ok(())
@@ -55,7 +60,12 @@ impl PageTransport for Silent {
 
     fn flush(&mut self) {}
 
-    fn poll(&mut self, _: &mut dyn FnMut(Completion<'_>)) {}
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
+        if self.refuses.load(Ordering::Relaxed) {
+            let tickets = self.tickets.drain(..);
+            tickets.for_each(|ticket| complete(Completion::Unread(ticket)));
+        }
+    }
 
     fn in_flight(&self) -> usize {
         (self.when_asked.lock().expect("one thread"))()
@@ -72,6 +82,7 @@ struct Bench {
     prefetcher: Prefetcher,
     when_asked: Arc<Mutex<WhenAsked>>,
     requests: Arc<Mutex<Vec<(usize, u64, u32)>>>,
+    refuses: Arc<AtomicBool>,
 }
 
 impl Bench {
@@ -82,11 +93,14 @@ impl Bench {
         let (shared, inboxes) = shared(homes, CACHE_PAGES, 2);
         let when_asked: Arc<Mutex<WhenAsked>> = Arc::new(Mutex::new(Box::new(|| 0)));
         let requests = Arc::new(Mutex::new(Vec::new()));
+        let refuses = Arc::new(AtomicBool::new(false));
         let donors = (0..2).map(|donor| -> Box<dyn PageTransport> {
             Box::new(Silent {
                 donor,
                 when_asked: Arc::clone(&when_asked),
                 requests: Arc::clone(&requests),
+                tickets: Vec::new(),
+                refuses: Arc::clone(&refuses),
             })
         });
         let prefetcher = Prefetcher::new(
@@ -102,6 +116,7 @@ impl Bench {
             prefetcher,
             when_asked,
             requests,
+            refuses,
         }
     }
 
@@ -235,6 +250,24 @@ fn who_touches_a_page_before_it_is_given_back_is_not_forgotten() {
     assert_eq!(bench.kind(first), Kind::Remote);
     assert_eq!(bench.faults.next_retry(), Some(first));
     assert_eq!(bench.shared.faults.port().event_fd().read().ok(), Some(1));
+    assert_eq!(bench.shared.budget.used(), 0);
+}
+
+#[test]
+fn pages_that_are_not_read_are_given_back_and_who_touches_one_reads_it_alone() {
+    let mut bench = Bench::new();
+    Bench::plug(&bench.shared, 0, 3, wanted());
+    let first = wanted().first;
+    let ordered = order(first.number(), 1, wanted().count);
+    assert_eq!(bench.prefetcher.begin(ordered), None);
+    let entry = bench.shared.map.entry(first);
+    assert!(entry.contend(entry.state()));
+    bench.refuses.store(true, Ordering::Relaxed);
+    assert!(bench.prefetcher.complete().expect("no page is installed"));
+    assert!(wanted().iter().all(|page| bench.kind(page) == Kind::Remote));
+    assert_eq!(bench.faults.next_retry(), Some(first));
+    assert_eq!(bench.faults.next_retry(), None);
+    assert_eq!(bench.prefetcher.pages_in_flight, [0, 0]);
     assert_eq!(bench.shared.budget.used(), 0);
 }
 

@@ -223,7 +223,7 @@ impl User {
                     }
                     Completion::ReadRun(ticket, pages)
                     | Completion::ReadRunFrom(_, ticket, pages) => (ticket, pages),
-                    Completion::Written(ticket) => (ticket, &[][..]),
+                    Completion::Written(ticket) | Completion::Unread(ticket) => (ticket, &[][..]),
                     Completion::Dropped(count) => {
                         let place = drops.iter().position(|&drop| drop == count);
                         drops.swap_remove(place.expect("a drop that was asked for"));

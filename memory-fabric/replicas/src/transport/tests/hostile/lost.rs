@@ -3,8 +3,19 @@
 
 use super::copies::{found, repair, with_one_out};
 use super::*;
+use std::sync::mpsc::{Receiver, channel};
 
 const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Returns the numbers of pages that were reported as lost.
+fn lost_pages(vm: &Vm) -> Vec<u64> {
+    let events = vm.bed.events.lock().expect("no panic");
+    let lost = events.iter().filter_map(|event| match event {
+        ReplicaEvent::PagesLost { pages } => Some(*pages),
+        _ => None,
+    });
+    lost.collect()
+}
 
 fn trust(vm: &Vm, donor: usize) {
     vm.bed.donors[donor].lock().expect("no panic").forgery = None;
@@ -61,8 +72,7 @@ fn a_page_that_only_one_donor_may_have_is_waited_for_and_then_known_as_lost() {
     let loss = set.lost(0, "it did not return");
     assert_eq!(loss, Loss::OfCopies { was_awaited: true });
     assert_eq!(set.copies().lost_pages(), 1);
-    let lost = ReplicaEvent::PagesLost { donor: 0, pages: 1 };
-    assert!(vm.bed.events.lock().expect("no panic").contains(&lost));
+    assert_eq!(lost_pages(&vm), [1]);
     assert!((0..7).all(|page| vm.read(page * PAGE, None)));
     assert!(!vm.read(7 * PAGE, None), "it does not open");
     assert!(set.is_last_of(1, 7 * PAGE) && set.lacks(1, 7 * PAGE));
@@ -122,9 +132,9 @@ fn what_the_new_copy_has_is_read_twice() {
     assert!(vm.read(0, None));
 }
 
-/// Drains a donor. Returns how many copies stayed.
-fn drain(vm: &mut Vm, donor: usize) -> u32 {
-    let (sender, ended) = std::sync::mpsc::channel();
+/// Begins to drain a donor. How many copies stayed is sent in the end.
+fn begin_drain(vm: &Vm, donor: usize) -> Receiver<u32> {
+    let (sender, ended) = channel();
     let observer = Box::new(move |event| {
         if let LeaveEvent::Ended { stayed } = event {
             let _ = sender.send(stayed);
@@ -132,6 +142,16 @@ fn drain(vm: &mut Vm, donor: usize) -> u32 {
     });
     let left = vm.bed.set.leave(donor, &[], observer);
     assert_eq!(left, Ok(1));
+    ended
+}
+
+/// Drains a donor. Returns how many copies stayed.
+fn drain(vm: &mut Vm, donor: usize) -> u32 {
+    let ended = begin_drain(vm, donor);
+    end_drain(vm, &ended)
+}
+
+fn end_drain(vm: &mut Vm, ended: &Receiver<u32>) -> u32 {
     let mut stayed = None;
     poll_until(&mut vm.evictor, "it ended", |_| {
         stayed = ended.try_recv().ok();
@@ -195,4 +215,94 @@ fn a_move_of_a_page_that_is_known_to_be_in_no_copy_goes_on() {
     let new = set.copies().copy(0, 0).place;
     assert!(new.donor != places[0].donor && set.copies().lacks(new, 0, 1));
     assert_eq!(set.wrong_pieces.get(), 0);
+}
+
+#[test]
+fn what_only_the_copy_of_a_donor_that_leaves_has_is_read_there_and_moves() {
+    let mut vm = Vm::of(Bed::new(&[2; 3], 1));
+    (0..8).for_each(|page| vm.write(page * PAGE));
+    let set = Arc::clone(&vm.bed.set);
+    let [leaving, other] = set.copies().of(0).map(|copy| copy.place.donor);
+    vm.bed.cut(other.into());
+    assert!(!set.down(other.into(), "cut"));
+    vm.write(7 * PAGE);
+    vm.forge(leaving.into(), FLIPPED_BIT);
+    vm.bed.restore(other.into());
+    set.up(other.into());
+    poll_until(&mut vm.evictor, "repaired", |_| {
+        set.copies().degraded() == 0
+    });
+    trust(&vm, leaving.into());
+    assert!(set.lacks(other, 7 * PAGE) && !set.lacks(leaving, 7 * PAGE));
+    let ended = begin_drain(&vm, leaving.into());
+    assert!(set.read_elsewhere(leaving, 3 * PAGE), "it was wrong there");
+    // Nothing is filled yet.
+    assert!(vm.read(7 * PAGE, None) && vm.read(3 * PAGE, None));
+    assert_eq!(end_drain(&mut vm, &ended), 0);
+    let mut donors = set.copies().all(0).map(|copy| copy.place.donor);
+    let new = donors.find(|donor| *donor != other).expect("a copy");
+    assert!(new != leaving && !set.lacks(new, 7 * PAGE));
+    let right = page_with(vm.version);
+    assert!(found(&vm, new.into(), 7 * PAGE).expect("it has moved") == right);
+    assert!(lost_pages(&vm).is_empty());
+}
+
+#[test]
+fn a_page_that_is_lost_when_a_copy_is_made_again_is_reported_once() {
+    let mut vm = with_a_hole();
+    let set = Arc::clone(&vm.bed.set);
+    assert!(set.read_elsewhere(0, 3 * PAGE));
+    vm.forge(0, FLIPPED_BIT);
+    poll_until(&mut vm.evictor, "filled", |_| set.copies().degraded() == 0);
+    assert!(set.lacks(0, 7 * PAGE) && set.lacks(1, 7 * PAGE));
+    assert!(set.is_last_of(0, 7 * PAGE) && set.is_last_of(1, 7 * PAGE));
+    assert_eq!((set.copies().lost_pages(), lost_pages(&vm)), (1, vec![1]));
+    assert_ne!(set.lost(0, "it is hostile"), Loss::OfBlocks);
+    assert_eq!(lost_pages(&vm), [1]);
+}
+
+#[test]
+fn a_copy_without_a_page_is_not_asked_for_it_however_long_the_other_one_takes() {
+    let mut vm = with_a_hole();
+    vm.bed.cut(0);
+    vm.reader.post_read(Ticket(7), 7 * PAGE).expect("room");
+    let until = Instant::now() + 2 * READ_STALL;
+    while Instant::now() < until {
+        vm.reader.poll(&mut |completion| panic!("{completion:?}"));
+    }
+    vm.bed.restore(0);
+    let bytes = vm.answer();
+    assert!(vm.is_genuine(7 * PAGE, &bytes));
+}
+
+#[test]
+fn a_piece_that_a_donor_returns_with_counts_when_it_is_made_again() {
+    let mut vm = Vm::new("4+2", &[1; 6], 1);
+    vm.write(0);
+    let set = Arc::clone(&vm.bed.set);
+    let donors: Vec<usize> = set
+        .copies()
+        .all(0)
+        .map(|copy| copy.place.donor.into())
+        .collect();
+    vm.bed.cut(donors[1]);
+    assert!(!set.down(donors[1], "cut"));
+    // Three of the other five are right, and so is what it has.
+    vm.forge(donors[2], FLIPPED_BIT);
+    vm.forge(donors[3], FLIPPED_BIT);
+    vm.bed.restore(donors[1]);
+    set.up(donors[1]);
+    poll_until(&mut vm.evictor, "filled", |_| set.copies().degraded() == 0);
+    assert!(!set.copies().has_holes());
+    vm.assert_pieces();
+}
+
+#[test]
+fn a_page_of_a_stripe_that_is_freed_alone_is_not_missed() {
+    let mut vm = Vm::new("4+2", &[1; 6], 1);
+    vm.write(PAGE);
+    let copies = vm.bed.set.copies();
+    copies.add_hole(copies.copy(0, 2).place, 1);
+    vm.evictor.post_drop(PAGE, 1).expect("room");
+    assert!(!copies.has_holes());
 }
