@@ -403,6 +403,9 @@ impl ReplicatedTransport {
                 let found: Vec<_> = all.take(layout.data()).collect();
                 if found.len() < layout.data() {
                     // A donor has just gone out. The copy is found again.
+                    if is_move {
+                        self.set.give_up_move(&repair);
+                    }
                     return false;
                 }
                 found

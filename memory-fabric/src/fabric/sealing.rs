@@ -218,18 +218,34 @@ fn never_right(page: &str, node: NodeId) -> String {
     )
 }
 
+impl LinkJudge {
+    /// Returns whether a page that a donor sent is left until a thread touches it, since no other valid
+    /// copy has it, as far as is known: to decide more would end the VM.
+    fn is_left(&self, donor: Option<usize>, offset: u64) -> bool {
+        let (Some(set), Some(id)) = (&self.replicas, id_of(donor)) else {
+            return true;
+        };
+        set.copies().layout().is_some() || set.lacks(id, offset) || !set.has_other(id, offset)
+    }
+}
+
+fn id_of(donor: Option<usize>) -> Option<u8> {
+    donor.and_then(|donor| u8::try_from(donor).ok())
+}
+
 impl Judge for LinkJudge {
     fn judge(&self, fault: Fault) -> Verdict {
         let mut is_last_verdict = false;
-        let (donor, offset, is_ahead) = match fault {
+        let (donor, offset) = match fault {
             Fault::NotGenuine {
                 donor,
                 offset,
-                is_ahead,
-            } => (donor, offset, is_ahead),
+                is_ahead: true,
+            } if self.is_left(donor, offset) => return Verdict::Later,
+            Fault::NotGenuine { donor, offset, .. } => (donor, offset),
             Fault::NeverGenuine { donor, offset } => {
                 is_last_verdict = true;
-                (donor, offset, false)
+                (donor, offset)
             }
             Fault::NotSealed(error) => {
                 (self.observer)(FabricEvent::Failed(error.to_string()));
@@ -250,9 +266,6 @@ impl Judge for LinkJudge {
         let striped = self.replicas.as_ref();
         let striped = striped.and_then(|set| set.copies().layout());
         if let Some(layout) = striped {
-            if is_ahead {
-                return Verdict::Later;
-            }
             // All pieces were read, and no choice of them opens.
             let reason = format!(
                 "{page} cannot be computed any more: fewer than {} of its pieces that can be read are \
@@ -263,15 +276,11 @@ impl Judge for LinkJudge {
             (self.observer)(FabricEvent::Failed(reason));
             return Verdict::Lost;
         }
-        let id = donor.and_then(|donor| u8::try_from(donor).ok());
+        let id = id_of(donor);
         let is_last = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.is_last_of(id, offset));
         let is_missing = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.lacks(id, offset));
         let is_missing = self.replicas.as_ref().is_some_and(is_missing);
         let is_last = self.replicas.as_ref().is_some_and(is_last);
-        if is_ahead && (is_last || is_missing) {
-            // A thread that touches one of the pages reads it alone, from a copy that may have it.
-            return Verdict::Later;
-        }
         if is_last {
             let reason = match is_missing {
                 true => lost_with_another(&page, node),
@@ -316,78 +325,4 @@ impl Judge for LinkJudge {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fabric::Redundancy;
-    use crate::homes::BLOCK_PAGES;
-    use crate::page::PageRange;
-    use crate::support::config;
-    use fabric_replicas::{Copies, Layout, StripePlacement};
-    use std::sync::Mutex;
-
-    #[test]
-    fn a_page_that_is_lost_ends_the_vm_when_it_is_used_and_not_when_it_is_read_ahead() {
-        let layout: Layout = "2+1".parse().expect("a layout");
-        let placement = StripePlacement::new(&[1; 3], layout, 1);
-        let copies = Copies::striped(&placement.places, layout, &[1; 3], &placement.used);
-        let nodes = Nodes::replicated(&[1, 2, 3].map(NodeId), &[]);
-        let guest = PageRange::new(PageIndex::new(0), BLOCK_PAGES);
-        let failures = Arc::<Mutex<Vec<String>>>::default();
-        let of_judge = Arc::clone(&failures);
-        let judge = LinkJudge {
-            link: nodes.links() - 1,
-            homes: Arc::new(HomeTable::new(NodeId(0), &[guest], None)),
-            nodes: Arc::new(nodes),
-            replicas: Some(Arc::new(ReplicaSet::new(copies, 3, Box::new(|_| {})))),
-            observer: Arc::new(move |event| {
-                let FabricEvent::Failed(reason) = event else {
-                    panic!("another event");
-                };
-                of_judge.lock().expect("no panic").push(reason);
-            }),
-            notices: Seldom::notices(),
-        };
-        let (donor, offset) = (Some(1), 0);
-        let fault = |is_ahead| Fault::NotGenuine {
-            donor,
-            offset,
-            is_ahead,
-        };
-        assert_eq!(judge.judge(fault(true)), Verdict::Later);
-        assert!(failures.lock().expect("no panic").is_empty());
-        assert_eq!(judge.judge(fault(false)), Verdict::Lost);
-        let verdict = judge.judge(Fault::NeverGenuine { donor, offset });
-        assert_eq!(verdict, Verdict::Lost);
-        let failures = failures.lock().expect("no panic");
-        assert!(failures[0].contains("cannot be computed"), "{failures:?}");
-        assert!(
-            failures[1].contains("128 attempts") && failures[1].contains("node 2"),
-            "{failures:?}"
-        );
-    }
-
-    #[test]
-    fn donors_on_other_hosts_get_sealed_pages_unless_told_otherwise() {
-        let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
-        let (near, far) = (address("127.0.0.1:7000"), address("10.0.0.2:7000"));
-        let mapped = address("[::ffff:127.0.0.1]:7000");
-        let mut config = config(1 << 24, 1 << 23, &[near, far]);
-        for (seal, wanted) in [
-            (Sealing::Auto, [false, false, true, false]),
-            (Sealing::On, [true; 4]),
-            (Sealing::Off, [false; 4]),
-        ] {
-            config.seal = seal;
-            let found = [Some(near), Some(mapped), Some(far), None].map(|at| config.seals(at));
-            assert_eq!(found, wanted, "{seal:?}");
-        }
-        config.seal = Sealing::Auto;
-        config.redundancy = Redundancy::Copies;
-        assert!(config.seals(Some(near)), "a copy is at the other donor");
-        assert!(!config.leaves_unsealed(far));
-        config.donors.retain(|donor| donor.address == near);
-        assert!(config.leaves_unsealed(far) && !config.leaves_unsealed(mapped));
-        config.seal = Sealing::Off;
-        assert!(!config.leaves_unsealed(far), "that is asked for");
-    }
-}
+mod tests;

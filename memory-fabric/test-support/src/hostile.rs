@@ -188,8 +188,11 @@ impl Way {
                 let first = offset_of(&frame);
                 let (pages, _) = frame[HEADER_BYTES..].as_chunks_mut::<PAGE>();
                 // One page of a run, which is then requested again as a whole.
-                let middle = pages.len() / 2;
-                self.replace(first + (middle * PAGE) as u64, &mut pages[middle]);
+                let permanently = self.state.lock().unwrap().permanently;
+                let mut offsets = (0..pages.len()).map(|page| first + (page * PAGE) as u64);
+                let at = offsets.position(|offset| permanently == Some(offset));
+                let at = at.unwrap_or(pages.len() / 2);
+                self.replace(first + (at * PAGE) as u64, &mut pages[at]);
             }
             if frame[3] == FrameKind::PieceData as u8 {
                 let offset = offset_of(&frame);

@@ -158,6 +158,51 @@ fn a_page_that_never_opens_ends_the_vm_and_reaches_no_device() {
 }
 
 #[test]
+fn a_page_that_never_opens_ends_the_vm_when_it_is_used_and_not_when_it_is_read_ahead() {
+    in_own_process(
+        "sealed::a_page_that_never_opens_ends_the_vm_when_it_is_used_and_not_when_it_is_read_ahead",
+        || {
+            const BAD: usize = 40;
+            let donor = donor(GUEST);
+            let hostile = Hostile::new(donor.address(), Slab::new());
+            let running = start(&sealed(&[hostile.address]));
+            let words = Words::of(&running.fabric);
+            fill(words, 1);
+            let homes = &running.fabric.plan().homes;
+            let home = homes.local();
+            let extent = homes.ram_extents().into_iter();
+            let extent = { extent }.find(|extent| extent.home != home);
+            let first = extent.expect("memory on the donor").pages.first;
+            let first = first.number() as usize;
+            hostile.forge_permanently((BAD * PAGE_SIZE) as u64);
+            let rejected = &running.fabric.stats().sealing.rejected;
+            // One after the other, so that those that follow are read ahead.
+            for page in first..first + BAD {
+                verify_page(words, 1, page);
+            }
+            wait_until("it was read ahead", || rejected.get() >= 2);
+            for page in first + BAD + 1..first + 2 * BAD {
+                verify_page(words, 1, page);
+            }
+            let events: Vec<_> = running.events.try_iter().collect();
+            assert!(events.is_empty(), "{events:?}");
+            let device = std::thread::spawn(move || {
+                let file = tempfile::tempfile()?;
+                file.write_at(page(words, first + BAD), 0)
+            });
+            let event = running.events.recv_timeout(PATIENCE).expect("an event");
+            let FabricEvent::Link(LinkEvent::Lost { reason, .. }) = event else {
+                panic!("unexpected {event:?}");
+            };
+            assert!(reason.contains("was received twice"), "{reason}");
+            assert!(!device.is_finished());
+            running.fabric.shutdown();
+            device.join().expect("no panic").expect_err("no page");
+        },
+    );
+}
+
+#[test]
 fn nothing_of_a_guest_can_be_read_at_its_donor() {
     let needle = pattern(1, 4097, 5).to_le_bytes();
     let shows = |slab: &Slab| {

@@ -10,7 +10,8 @@
 //!
 //! Only pages that are checked have holes. The thread that repairs makes and fills them; others look
 //! without a lock, and not at all while there is none. A place that was ever filled has a bit for each
-//! page, which takes 64 bytes for 2 MiB; they are never given back.
+//! page, which takes 64 bytes for 2 MiB, and as much again to find them. They are kept for the next block
+//! there, so they are at most 0.01 % of what donors lend.
 
 mod needed;
 

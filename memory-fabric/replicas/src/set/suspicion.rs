@@ -120,6 +120,13 @@ impl ReplicaSet {
         self.copies.lacks_at(donor, block, page_in(in_block))
     }
 
+    /// Returns whether a valid copy at another donor has the page at an offset.
+    pub fn has_other(&self, donor: u8, offset: u64) -> bool {
+        let (block, in_block) = split(offset);
+        let mut places = self.copies.readable(block).into_iter().flatten();
+        places.any(|place| place.donor != donor && !self.copies.lacks(place, page_in(in_block), 1))
+    }
+
     /// Returns whether a page that a donor sent is lost if it is wrong: no other copy has it, or may
     /// have it, for one was made without it.
     pub fn is_last_of(&self, donor: u8, offset: u64) -> bool {

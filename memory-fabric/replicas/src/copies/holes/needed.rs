@@ -115,7 +115,7 @@ impl Copies {
             self.all(block)
                 .filter(move |copy| Self::may_keep(gone, *copy))
         };
-        // Without enough copies the block as a whole is waited for, or lost.
+        // Without enough copies the guest waits for the block as a whole, or it is lost.
         match self.has_hole_in(block) && kept().count() >= self.needed {
             true => self.missing(kept()),
             false => [0; WORDS],
@@ -137,7 +137,10 @@ impl Copies {
         if !self.has_holes() {
             return 0;
         }
-        let gone = self.lock().gone();
+        // Held until the end, so that what one thread has found is not replaced by what another found
+        // before.
+        let ledger = self.lock();
+        let gone = ledger.gone();
         let mut count = 0;
         for block in blocks {
             let lost = self.lost_in(block, gone);

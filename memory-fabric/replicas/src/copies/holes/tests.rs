@@ -155,3 +155,23 @@ fn a_page_that_valid_copies_lack_may_be_in_one_that_is_not() {
     assert_eq!(sources(7), [None, Some((other, Has::NotAll))]);
     assert!(copies.has_no_other(1, 0, 7));
 }
+
+#[test]
+fn a_place_that_is_used_again_takes_no_more_memory() {
+    let copies = copies();
+    copies.keep_holes();
+    let first = place(0, 0);
+    copies.begin_place(first);
+    let pages = std::ptr::from_ref(copies.holes.of(first).expect("made"));
+    for _ in 0..3 {
+        assert!((0..512).all(|page| copies.lacks(first, page, 1)));
+        copies.fill_holes(first, 0, 512);
+        assert!(!copies.has_holes());
+        copies.begin_place(first);
+        assert!(std::ptr::eq(copies.holes.of(first).expect("kept"), pages));
+    }
+    // A page that is a hole twice is counted once.
+    copies.begin_place(first);
+    copies.fill_holes(first, 0, 512);
+    assert!(!copies.has_holes());
+}

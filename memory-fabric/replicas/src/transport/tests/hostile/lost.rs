@@ -91,7 +91,7 @@ fn a_page_that_the_guest_has_freed_is_not_lost() {
     vm.evictor.post_drop(6 * PAGE, 2).expect("room");
     assert!(!set.copies().has_holes());
     vm.bed.cut(0);
-    assert!(!set.down(0, "cut"), "nothing is waited for");
+    assert!(!set.down(0, "cut"), "the guest does not wait");
 }
 
 #[test]
@@ -305,4 +305,91 @@ fn a_page_of_a_stripe_that_is_freed_alone_is_not_missed() {
     copies.add_hole(copies.copy(0, 2).place, 1);
     vm.evictor.post_drop(PAGE, 1).expect("room");
     assert!(!copies.has_holes());
+}
+
+#[test]
+fn a_drain_while_pages_are_written_and_freed_leaves_no_copy_and_no_hole() {
+    for layout in [None, Some("2+1")] {
+        let mut vm = match layout {
+            None => Vm::of(Bed::new(&[2; 4], 1)),
+            Some(layout) => Vm::new(layout, &[2; 5], 1),
+        };
+        // No donor goes out, however slow this thread is.
+        vm.evictor.look_at += Duration::from_secs(3600);
+        // The others are zeroes.
+        (0..64).for_each(|page| vm.write(page * PAGE));
+        let set = Arc::clone(&vm.bed.set);
+        let first = set.copies().copy(0, 0).place.donor;
+        for leaving in [first, set.copies().copy(0, 1).place.donor] {
+            let ended = begin_drain(&vm, leaving.into());
+            let mut stayed = None;
+            let mut page = 0;
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while stayed.is_none() {
+                assert!(Instant::now() < deadline, "{layout:?}: it does not end");
+                vm.write(page % 64 * PAGE);
+                page += 1;
+                let mut is_dropped = page >= 200;
+                if !is_dropped {
+                    let offset = (100 + 2 * page) * PAGE;
+                    vm.evictor.post_drop(offset, 2).expect("room");
+                }
+                while !is_dropped {
+                    assert!(Instant::now() < deadline, "{layout:?}: it is not dropped");
+                    vm.evictor.poll(&mut |completion| {
+                        assert!(matches!(completion, Completion::Dropped(2)));
+                        is_dropped = true;
+                    });
+                }
+                stayed = ended.try_recv().ok();
+            }
+            assert_eq!(stayed, Some(0), "{layout:?}");
+            assert!(set.copies().all(0).all(|copy| copy.place.donor != leaving));
+            assert!(!set.copies().has_holes(), "{layout:?}");
+        }
+        assert!((0..64).all(|page| vm.read(page * PAGE, None)));
+    }
+}
+
+#[test]
+fn a_page_that_is_freed_after_it_was_not_copied_moves_with_its_copy() {
+    let mut vm = Vm::of(Bed::new(&[2; 3], 1));
+    vm.evictor.look_at += Duration::from_secs(3600);
+    vm.write(0);
+    let set = Arc::clone(&vm.bed.set);
+    let [leaving, other] = set.copies().of(0).map(|copy| usize::from(copy.place.donor));
+    for donor in [leaving, other] {
+        vm.forge(donor, FLIPPED_BIT);
+    }
+    let ended = begin_drain(&vm, leaving);
+    // Each was read twice. The rest of the block takes longer.
+    poll_until(&mut vm.evictor, "both are wrong", |_| {
+        set.wrong_pieces.get() == 2
+    });
+    let (_, new) = vm.evictor.repairs.third_place(0).expect("it moves");
+    assert!(set.copies().lacks(new, 0, 1));
+    vm.evictor.post_drop(0, 1).expect("room");
+    vm.seals.lock().expect("no panic").remove(&0);
+    let mut is_dropped = false;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_dropped {
+        assert!(Instant::now() < deadline, "it is not dropped");
+        vm.evictor.poll(&mut |_| is_dropped = true);
+    }
+    assert_eq!(end_drain(&mut vm, &ended), 0);
+    assert!(!set.copies().has_holes());
+}
+
+#[test]
+fn a_donor_is_not_blamed_for_pages_that_it_may_have_missed() {
+    let vm = with_one_out();
+    let set = &vm.bed.set;
+    vm.bed.restore(1);
+    set.up(1);
+    assert!(set.copies().readmit(1));
+    (0..8).for_each(|page| set.note_wrong(1, page * PAGE));
+    assert_eq!(set.wrong_pieces.get(), 0);
+    assert!(!set.copies().is_out(1));
+    set.note_wrong(0, 7 * PAGE);
+    assert_eq!(set.wrong_pieces.get(), 1);
 }
