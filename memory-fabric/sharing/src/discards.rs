@@ -86,8 +86,9 @@ impl Discards {
     }
 
     fn discard_by(&self, ranges: &[PageRange], time: Duration) -> (u64, Result<(), DiscardError>) {
-        let _only = lock(&self.caller);
+        // Another caller's request counts, too.
         let deadline = Instant::now() + time;
+        let _only = lock(&self.caller);
         let mut request = self.request();
         request.ranges.extend(ranges);
         request.dropped = 0;

@@ -31,6 +31,8 @@ const fn mib(blocks: u64) -> u64 {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Homes {
     blocks: Arc<[Member]>,
+    /// The blocks that the guest has, in their order.
+    guest: Arc<[Range<usize>]>,
     /// How many of the guest's blocks each member is the home of.
     shares: [usize; MEMBERS_MAX],
 }
@@ -55,7 +57,11 @@ impl Homes {
         let homes = (0..blocks).map(|block| turns[block % turns.len()]);
         let blocks: Arc<[Member]> = homes.collect();
         blocks.iter().for_each(|home| shares[home.index()] += 1);
-        Self { blocks, shares }
+        Self {
+            guest: std::iter::once(0..blocks.len()).collect(),
+            blocks,
+            shares,
+        }
     }
 
     /// Homes in proportion to the blocks that the members lend, by their place. The guest has the
@@ -81,6 +87,7 @@ impl Homes {
             }
             return Ok(Self {
                 blocks: homes.into(),
+                guest: ranges.into(),
                 shares,
             });
         }
@@ -97,6 +104,7 @@ impl Homes {
         }
         Ok(Self {
             blocks: homes.into(),
+            guest: ranges.into(),
             shares,
         })
     }
@@ -106,10 +114,10 @@ impl Homes {
         self.blocks.iter().copied()
     }
 
-    /// The blocks whose home a member is, in their order.
+    /// The guest's blocks whose home a member is, in their order.
     pub fn blocks_at(&self, member: Member) -> impl Iterator<Item = usize> {
-        let homes = self.blocks.iter().enumerate();
-        homes.filter_map(move |(block, home)| (*home == member).then_some(block))
+        let blocks = self.guest.iter().cloned().flatten();
+        blocks.filter(move |block| self.blocks[*block] == member)
     }
 
     /// Number of blocks, unused ones included.
@@ -175,8 +183,8 @@ mod tests {
         let ranges = [0..4, 10..14];
         let homes = Homes::in_proportion(&[4, 2, 2], &ranges, Layout::InOrder).expect("enough");
         let blocks = |place| homes.blocks_at(member(place)).collect::<Vec<_>>();
-        // Blocks that nobody uses are those of the first.
-        assert_eq!(blocks(0), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        // Blocks that nobody uses have no place anywhere.
+        assert_eq!(blocks(0), [0, 1, 2, 3]);
         assert_eq!((blocks(1), blocks(2)), (vec![10, 11], vec![12, 13]));
         assert_eq!(homes.pages_at(member(0)), 2048);
     }
