@@ -69,7 +69,7 @@ fn status_when(place: &Place, is_wanted: impl Fn(&Value) -> bool) -> Value {
 }
 
 /// Checks the report of a guest that has counted in memory of both nodes and of the donor.
-fn has_used_all(report: &Value, of_donor: &str) {
+fn has_used_all(report: &Value, of_donor: &str, lent: u64) {
     let nodes = report["nodes"].as_array().expect("nodes");
     assert_eq!(nodes.len(), 3, "{report}");
     let roles: Vec<_> = nodes.iter().map(|node| &node["role"]).collect();
@@ -79,7 +79,7 @@ fn has_used_all(report: &Value, of_donor: &str) {
         (&donor["id"], &donor["address"]),
         (&2.into(), &of_donor.into())
     );
-    assert_eq!(count(donor, "/memory_bytes"), 40 * MIB);
+    assert_eq!(count(donor, "/memory_bytes"), lent);
     assert!(count(donor, "/pages_written_back") > 2_000, "{donor}");
     assert!(count(donor, "/pages_fetched") > 2_000, "{donor}");
     for node in &nodes[..2] {
@@ -114,12 +114,17 @@ fn has_lent(place: &Place, of_donor: &str, leases: u64, report: &Value) {
 
 /// Waits for the end of a guest whose nodes have so many leases at the donor.
 fn rest_is_right(vm: Child, place: &Place, of_donor: &str, leases: u64) {
+    lent_rest_is_right(vm, place, (of_donor, 40 * MIB), leases);
+}
+
+/// The same of a donor that lends so many bytes.
+fn lent_rest_is_right(vm: Child, place: &Place, (of_donor, lent): (&str, u64), leases: u64) {
     let output = end::rest_of(vm, COUNTING_MAX);
     assert_eq!(code_of(&output), Some(0), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "k", "{output:?}");
     let report = fs::read_to_string(place.path("report")).expect("a report");
     let report = serde_json::from_str(&report).expect("JSON");
-    has_used_all(&report, of_donor);
+    has_used_all(&report, of_donor, lent);
     all_is_given_back(place, 2);
     has_lent(place, of_donor, leases, &report);
 }
@@ -138,6 +143,23 @@ fn vcpus_of_two_nodes_count_in_memory_of_both_and_of_a_donor() {
     let vm = start(&place, &node, count_on_two_nodes::code(), &more);
     // This host has one as well.
     rest_is_right(vm, &place, &of_donor, 2);
+}
+
+/// Memory that may be added is after a gap of a gigabyte, of which no donor holds a part.
+#[test]
+fn they_do_so_beside_memory_that_may_be_added() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_nodes, [address, of_donor]) = two(&place);
+    let report = place.path("report");
+    let donor = format!("{of_donor},memory=56M");
+    let more = ["--hotplug-memory", "16M", "--report", &report];
+    let more = [&flags(&donor)[..], &more].concat();
+    let node = format!("{address},memory=8M");
+    let vm = start(&place, &node, count_on_two_nodes::code(), &more);
+    lent_rest_is_right(vm, &place, (&of_donor, 56 * MIB), 2);
 }
 
 #[test]
