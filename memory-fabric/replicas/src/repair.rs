@@ -422,3 +422,24 @@ impl ReplicatedTransport {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repairs_copy_no_more_than_their_rate() {
+        let start = Instant::now();
+        let mut repairs = Repairs::new(None);
+        let copied = (0..=100_000).filter(|count| {
+            let now = start + Duration::from_micros(*count * 10);
+            repairs.may_copy(now)
+        });
+        let copied = copied.count() as u64;
+        // In a second; what is less than a page is not saved up.
+        let rate = REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64;
+        assert!(copied <= rate && copied > rate / 2, "{copied} of {rate}");
+        // No page is copied until this.
+        assert!(repairs.due().is_some_and(|due| due > start));
+    }
+}

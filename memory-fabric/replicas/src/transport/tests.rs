@@ -4,6 +4,7 @@ mod fake;
 mod hostile;
 mod joins;
 mod model;
+mod paths;
 mod striped;
 
 use super::*;
