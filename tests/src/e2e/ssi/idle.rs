@@ -1,5 +1,7 @@
 //! What a CPU that has nothing to do costs the others, from another host.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -14,7 +16,7 @@ use crate::testbed::RemoteProcess;
 /// Name of the guest.
 const NAME: &str = "idle";
 /// Pieces of work whose times are compared.
-const PIECES: usize = 15;
+const PIECES: usize = 9;
 /// CPU 0 works, by what the shell itself can do, in pieces of the same length, and says how many
 /// hundredths of a second each took by the guest's clock. CPU 1 idles.
 const WORK: &str = "exec taskset -c 0 sh -c 'now() { read u x < /proc/uptime; n=${u%.*}${u#*.}; }; \
@@ -24,6 +26,14 @@ const PIECE: &str = "of CPU 0";
 /// Deadline of the pieces.
 const WITHIN: Duration = Duration::from_secs(600);
 
+/// Parameters of the guest's kernel that are compared: none, those that keep other work of the kernel
+/// from CPU 1, and these without what looks for CPUs that hang.
+const PARAMETERS: [&str; 3] = [
+    "",
+    "isolcpus=nohz,domain,managed_irq,1 rcu_nocbs=1 irqaffinity=0",
+    "isolcpus=nohz,domain,managed_irq,1 rcu_nocbs=1 irqaffinity=0 nowatchdog",
+];
+
 /// What pieces took, and what the node with CPU 1 did meanwhile.
 struct Pieces {
     /// In hundredths of a second, sorted.
@@ -32,49 +42,80 @@ struct Pieces {
     pages: u64,
 }
 
-impl Pieces {
-    fn median(&self) -> u64 {
-        self.times[self.times.len() / 2]
+impl fmt::Display for Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "a piece takes {} ms ({} to {}), {:.1} pages a second",
+            self.times[PIECES / 2] * 10,
+            self.times[0] * 10,
+            self.times[PIECES - 1] * 10,
+            self.pages as f64 / self.seconds,
+        )
     }
 }
 
+/// How often hosts took each of the hottest pages from each other, by its address.
+type Hottest = BTreeMap<u64, u64>;
+
+fn hottest(context: &Context<'_>) -> anyhow::Result<Hottest> {
+    let status = status(context.testbed.host(1), &[NAME])?;
+    let pages = status["vms"][0]["coherence"]["hottest"].as_array();
+    let pages = pages.context("no hottest pages")?.iter();
+    pages
+        .map(|page| Ok((number(page, "/address")?, number(page, "/transfers")?)))
+        .collect()
+}
+
+/// The pages that were taken most often since `before`, with how often.
+fn since(before: &Hottest, now: Hottest) -> Vec<(u64, u64)> {
+    let taken = now.into_iter().map(|(address, sent)| {
+        let before = before.get(&address).copied().unwrap_or_default();
+        (address, sent.saturating_sub(before))
+    });
+    let mut taken: Vec<_> = taken.collect();
+    taken.sort_by_key(|(address, sent)| (std::cmp::Reverse(*sent), *address));
+    taken.truncate(8);
+    taken
+}
+
 pub(super) fn costs(context: &Context<'_>) -> Result {
+    for parameters in PARAMETERS {
+        let [apart, together] = with(context, parameters).context(parameters)?;
+        context.note(format!(
+            "\"{parameters}\": CPU 1 idle here: {together}; there: {apart} (emulated)"
+        ));
+    }
+    Ok(Verdict::Pass)
+}
+
+/// What pieces take while CPU 1 is on the other host, and on the same, with these parameters of the
+/// guest's kernel.
+fn with(context: &Context<'_>, parameters: &str) -> anyhow::Result<[String; 2]> {
     let nodes = TWO.nodes(context)?;
     let mut guest = TWO.guest(CLOUD, &format!("{QUIET}; {WORK}"));
+    guest.cmdline.insert_str(0, &format!("{parameters} "));
     guest.more.extend(["--name", NAME]);
     let process = guest.start(context)?;
     let measured = (|| {
         process.wait_for_line(PIECE, DEADLINE)?;
-        // The pieces while CPU 1 goes to the other host and becomes idle there count for nothing.
-        pieces(context, &process)?;
-        let apart = pieces(context, &process)?;
+        // The pieces while CPU 1 moves and becomes idle there count for nothing.
         goes(context, "0")?;
         pieces(context, &process)?;
-        let together = pieces(context, &process)?;
+        let together = pieces(context, &process)?.to_string();
         goes(context, "1")?;
         pieces(context, &process)?;
-        let again = pieces(context, &process)?;
-        anyhow::Ok([apart, together, again])
+        let before = hottest(context)?;
+        let apart = pieces(context, &process)?;
+        let hot = since(&before, hottest(context)?);
+        anyhow::Ok([format!("{apart}, {hot:x?}"), together])
     })();
-    let [apart, together, again] = measured.with_context(|| said(&process, &nodes))?;
+    let measured = measured.with_context(|| said(&process, &nodes))?;
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
     guest.expect_exit(exit::TERMINATED)?;
     end(context, nodes)?;
-    for (name, pieces) in [
-        ("idle there", apart),
-        ("idle here", together),
-        ("idle there again", again),
-    ] {
-        context.note(format!(
-            "CPU 1 {name}: a piece takes {} ms ({} to {}); {:.1} pages a second to its host (emulated)",
-            pieces.median() * 10,
-            pieces.times[0] * 10,
-            pieces.times[PIECES - 1] * 10,
-            pieces.pages as f64 / pieces.seconds,
-        ));
-    }
-    Ok(Verdict::Pass)
+    Ok(measured)
 }
 
 /// Waits for the next pieces.
@@ -123,12 +164,19 @@ fn goes(context: &Context<'_>, node: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::times;
+    use super::{since, times};
 
     #[test]
     fn what_pieces_took_is_found_on_the_console() {
         let console = "x\r\npiece 21 of CPU 0\r\npiece 105 of CPU 0\r\n";
         assert_eq!(times(console).unwrap(), [21, 105]);
         assert!(times("piece x of CPU 0").is_err());
+    }
+
+    #[test]
+    fn pages_are_counted_from_the_beginning_on() {
+        let before = [(0x1000, 5), (0x2000, 1)].into();
+        let now = [(0x1000, 6), (0x2000, 4), (0x3000, 2)].into();
+        assert_eq!(since(&before, now), [(0x2000, 3), (0x3000, 2), (0x1000, 1)]);
     }
 }
