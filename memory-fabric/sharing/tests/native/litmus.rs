@@ -1,7 +1,8 @@
 //! Litmus tests: small programs on several nodes, of whose outcomes x86-TSO forbids some.
 //!
 //! A round of a test has cells of its own. The nodes go through the rounds in the same order and
-//! wait for each other now and then; they fight for the same few pages meanwhile.
+//! wait for each other now and then; they fight for the same few pages meanwhile. A test of two nodes also
+//! runs in two pairs at once, whose cells are beside each other: four nodes fight for each page.
 //! Outcomes are kept in shared memory as well, and one node checks them at the end.
 
 use std::arch::x86_64::{_mm_sfence, _mm_stream_si32};
@@ -12,7 +13,7 @@ use fabric_pages::guest_memory::GuestMemory;
 use fabric_sharing::SharedMemory;
 
 use crate::mesh::{ALL, nodes};
-use crate::programs::{Program, meet};
+use crate::programs::{Program, meet, over_bad_links};
 
 /// Cells of 4 bytes in a page.
 const CELLS: usize = 1024;
@@ -24,44 +25,82 @@ const SPREAD: usize = 8;
 /// Rounds between two meetings.
 const LAP: usize = CELLS * SPREAD;
 
-/// The cell of a round: the next round's is in another page.
+/// The cell of a round among those of all rounds: the next round's is in another page.
 const fn cell(round: usize) -> usize {
     let in_lap = round % LAP;
     round - in_lap + in_lap % SPREAD * CELLS + in_lap / SPREAD
 }
 
-/// One node's view of the memory: a page for meetings, then x, y and the outcomes of each role.
+/// How many nodes run a test, and for how long.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Of the test.
+    roles: usize,
+    /// Sets of nodes that run the test at the same time.
+    sets: usize,
+    /// Of each set: whole laps.
+    rounds: usize,
+}
+
+impl Shape {
+    const fn new(litmus: &Litmus, sets: usize, rounds: usize) -> Self {
+        Self {
+            roles: litmus.roles.len(),
+            sets,
+            rounds: rounds.next_multiple_of(LAP),
+        }
+    }
+
+    const fn nodes(self) -> usize {
+        self.roles * self.sets
+    }
+
+    /// Cells of each kind.
+    const fn cells(self) -> usize {
+        self.rounds * self.sets
+    }
+
+    const fn bytes(self) -> usize {
+        PAGE + 2 * self.cells() * 4 + self.nodes() * self.rounds
+    }
+}
+
+/// What a set of nodes sees of the memory: a page for meetings, then x and y, in which the cells of the
+/// sets alternate, and the outcomes of each node.
 #[derive(Clone, Copy)]
 struct Cells {
     base: *mut u8,
-    rounds: usize,
-    roles: usize,
+    shape: Shape,
+    set: usize,
 }
 
 impl Cells {
-    fn bytes(roles: usize, rounds: usize) -> usize {
-        PAGE + 2 * rounds * 4 + roles * rounds
-    }
-
     fn at(self, offset: usize) -> *mut u8 {
-        assert!(offset < Self::bytes(self.roles, self.rounds));
+        assert!(offset < self.shape.bytes());
         // SAFETY: inside the memory, as asserted.
         unsafe { self.base.add(offset) }
     }
 
+    fn place(self, round: usize) -> usize {
+        cell(round) * self.shape.sets + self.set
+    }
+
     fn x(self, round: usize) -> &'static AtomicU32 {
+        let offset = PAGE + self.place(round) * 4;
         // SAFETY: inside the memory, which outlives the roles, and aligned.
-        unsafe { AtomicU32::from_ptr(self.at(PAGE + cell(round) * 4).cast()) }
+        unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
     }
 
     fn y(self, round: usize) -> &'static AtomicU32 {
+        let offset = PAGE + (self.shape.cells() + self.place(round)) * 4;
         // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(self.at(PAGE + (self.rounds + cell(round)) * 4).cast()) }
+        unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }
     }
 
     /// What a role saw in a round: bit 0 for its first read, bit 1 for its second.
     fn seen(self, role: usize, round: usize) -> &'static AtomicU8 {
-        let offset = PAGE + 2 * self.rounds * 4 + role * self.rounds + round;
+        let node = self.set * self.shape.roles + role;
+        let offset = PAGE + 2 * self.shape.cells() * 4 + node * self.shape.rounds + round;
         // SAFETY: as above.
         unsafe { AtomicU8::from_ptr(self.at(offset)) }
     }
@@ -187,53 +226,67 @@ const IRIW: Litmus = Litmus {
     is_forbidden: |seen| seen[2] == 1 && seen[3] == 1,
 };
 
-/// Runs a role, and checks the outcomes in role 0.
-fn run_role(litmus: &Litmus, memory: &GuestMemory, role: usize, rounds: usize) -> String {
-    let rounds = rounds.next_multiple_of(LAP);
-    let roles = litmus.roles.len();
-    let cells = Cells {
+/// Runs the role of a node, and checks all outcomes in node 0.
+fn run_node(
+    litmus: &Litmus,
+    sets: usize,
+    memory: &GuestMemory,
+    node: usize,
+    rounds: usize,
+) -> String {
+    let shape = Shape::new(litmus, sets, rounds);
+    let (set, role) = (node / shape.roles, node % shape.roles);
+    let of_set = |set| Cells {
         base: memory.guest_view(),
-        rounds,
-        roles,
+        shape,
+        set,
     };
-    for round in 0..rounds {
+    let cells = of_set(set);
+    for round in 0..shape.rounds {
         if round.is_multiple_of(LAP) {
-            meet(memory, roles, round / LAP);
+            meet(memory, shape.nodes(), round / LAP);
         }
         let (first, second) = litmus.roles[role](cells, round);
         let seen = u8::try_from(first | second << 1).expect("zeroes and ones");
         cells.seen(role, round).store(seen, Ordering::Relaxed);
     }
-    meet(memory, roles, rounds / LAP);
-    if role > 0 {
+    meet(memory, shape.nodes(), shape.rounds / LAP);
+    if node > 0 {
         return String::new();
     }
     let mut outcomes = BTreeMap::<Vec<u8>, usize>::new();
-    for round in 0..rounds {
-        let seen = (0..roles).map(|role| cells.seen(role, round).load(Ordering::Relaxed));
-        *outcomes.entry(seen.collect()).or_default() += 1;
+    for cells in (0..sets).map(of_set) {
+        for round in 0..shape.rounds {
+            let roles = 0..shape.roles;
+            let seen = roles.map(|role| cells.seen(role, round).load(Ordering::Relaxed));
+            *outcomes.entry(seen.collect()).or_default() += 1;
+        }
     }
     let forbidden = outcomes.keys().find(|seen| (litmus.is_forbidden)(seen));
     assert_eq!(forbidden, None, "{} in {outcomes:?}", litmus.name);
     format!("{outcomes:?}")
 }
 
+/// What the name of a test of two nodes ends with where two pairs of nodes run it.
+const IN_PAIRS: &str = "_in_pairs";
+
 /// The test with this name as a program.
 pub fn program(name: &str) -> Option<Program> {
     macro_rules! programs {
-        ($($litmus:ident),*) => {
-            $(if $litmus.name == name {
+        ($name:expr, $sets:literal: $($litmus:ident),*) => {{
+            $(if $litmus.name == $name {
                 return Some(Program {
-                    roles: $litmus.roles.len(),
-                    bytes: |rounds| {
-                        Cells::bytes($litmus.roles.len(), rounds.next_multiple_of(LAP))
-                    },
-                    run: |memory, role, rounds| run_role(&$litmus, memory, role, rounds),
+                    roles: $litmus.roles.len() * $sets,
+                    bytes: |rounds| Shape::new(&$litmus, $sets, rounds).bytes(),
+                    run: |memory, node, rounds| run_node(&$litmus, $sets, memory, node, rounds),
                 });
             })*
-        };
+        }};
     }
-    programs!(SB, MP, STREAM, LB, IRIW);
+    match name.strip_suffix(IN_PAIRS) {
+        Some(name) => programs!(name, 2: SB, MP, STREAM, LB),
+        None => programs!(name, 1: SB, MP, STREAM, LB, IRIW),
+    }
     None
 }
 
@@ -283,17 +336,35 @@ fn independent_reads_of_independent_writes() {
     run(&IRIW, ROUNDS);
 }
 
+/// All tests, those of two nodes also in two pairs.
+fn names() -> Vec<String> {
+    let alone = [SB, MP, STREAM, LB, IRIW].map(|litmus| litmus.name.to_owned());
+    let pairs = [SB, MP, STREAM, LB].map(|litmus| format!("{}{IN_PAIRS}", litmus.name));
+    alone.into_iter().chain(pairs).collect()
+}
+
 #[test]
 fn all_of_them_in_processes() {
-    for litmus in [SB, MP, STREAM, LB, IRIW] {
-        crate::processes::run(litmus.name, ROUNDS, ALL);
+    for name in names() {
+        crate::processes::run(&name, ROUNDS, ALL);
     }
 }
 
 #[test]
 #[ignore = "takes minutes; scripts/test --long runs it"]
 fn all_of_them_ten_million_times() {
-    for litmus in [SB, MP, STREAM, LB, IRIW] {
-        crate::processes::run(litmus.name, 10_000_000, ALL);
+    for name in names() {
+        crate::processes::run(&name, 10_000_000, ALL);
     }
+}
+
+#[test]
+fn all_of_them_over_links_that_are_slow_and_cut() {
+    over_bad_links(names(), ROUNDS, ALL);
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn all_of_them_many_times_over_links_that_are_slow_and_cut() {
+    over_bad_links(names(), 1_000_000, ALL);
 }

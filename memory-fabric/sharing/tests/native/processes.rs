@@ -70,10 +70,8 @@ pub fn run(name: &str, rounds: usize, lent: usize) {
 }
 
 /// The same, over links that are slow and cut.
-pub fn run_over_bad_links(name: &str, rounds: usize, lent: usize) -> Arc<Faults> {
-    let faults = Arc::default();
-    run_over(name, rounds, lent, Some(&faults));
-    faults
+pub fn run_over_bad_links(name: &str, rounds: usize, lent: usize, faults: &Arc<Faults>) {
+    run_over(name, rounds, lent, Some(faults));
 }
 
 fn run_over(name: &str, rounds: usize, lent: usize, faults: Option<&Arc<Faults>>) {

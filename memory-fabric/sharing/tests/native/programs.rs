@@ -7,6 +7,7 @@ use fabric_pages::guest_memory::GuestMemory;
 
 use crate::litmus;
 use crate::mesh::ALL;
+use crate::network::Faults;
 
 /// A program for several nodes.
 pub struct Program {
@@ -209,34 +210,49 @@ fn counters_that_straddle_pages() {
     crate::processes::run("straddling", 500, ALL);
 }
 
-/// At least so many cuts of a run over bad links.
+/// At least so many cuts of a run over bad links, and delays.
 const CUTS_MIN: u64 = 5;
+const DELAYS_MIN: u64 = 100;
 
-fn over_bad_links(rounds: usize) {
-    let faults = crate::processes::run_over_bad_links("counters", rounds, HALF);
-    println!("{faults:?}");
+/// Runs programs one after the other over links that are slow and cut.
+pub fn over_bad_links(
+    names: impl IntoIterator<Item = impl AsRef<str>>,
+    rounds: usize,
+    lent: usize,
+) {
+    let faults = Arc::<Faults>::default();
+    for name in names {
+        crate::processes::run_over_bad_links(name.as_ref(), rounds, lent, &faults);
+        println!("{}: {faults:?} so far", name.as_ref());
+    }
     let cuts = faults.cuts.load(Ordering::Relaxed);
     assert!(cuts >= CUTS_MIN, "only {cuts} cuts");
-    assert!(faults.delays.load(Ordering::Relaxed) > 100, "{faults:?}");
+    let delays = faults.delays.load(Ordering::Relaxed);
+    assert!(delays >= DELAYS_MIN, "only {delays} delays");
 }
 
 #[test]
 fn counters_over_links_that_are_slow_and_cut() {
-    over_bad_links(4_000);
+    over_bad_links(["counters"], 4_000, HALF);
+}
+
+#[test]
+fn other_increments_over_links_that_are_slow_and_cut() {
+    over_bad_links(["compare_exchange", "straddling"], 250, ALL);
 }
 
 #[test]
 #[ignore = "takes minutes; scripts/test --long runs it"]
-fn many_counters_over_links_that_are_slow_and_cut() {
-    over_bad_links(200_000);
+fn many_increments_over_links_that_are_slow_and_cut() {
+    over_bad_links(["counters", "compare_exchange"], 200_000, HALF);
+    over_bad_links(["straddling"], 10_000, ALL);
 }
 
 #[test]
 #[ignore = "takes minutes; scripts/test --long runs it"]
 fn ten_million_increments() {
     // 8 threads in all.
-    for name in ["counters", "compare_exchange"] {
+    for name in ["counters", "compare_exchange", "straddling"] {
         crate::processes::run(name, 1_250_000, HALF);
     }
-    crate::processes::run("straddling", 100_000, HALF);
 }
