@@ -5,6 +5,7 @@ mod deadlines;
 mod depot;
 mod discards;
 mod gangs;
+mod hostile;
 mod increments;
 mod litmus;
 mod mesh;
