@@ -84,7 +84,7 @@ pub enum Failure {
     Stray(usize),
     /// A node broke the protocol, or did not answer in time.
     #[error("{0}; it is fenced, and the VM ends")]
-    Offence(#[from] Offence),
+    Offence(Offence),
     /// A peer is lost.
     #[error(transparent)]
     Peer(#[from] PeerError),
@@ -112,6 +112,13 @@ pub enum Failure {
         /// What is allowed.
         limit: &'static str,
     },
+}
+
+/// Not a source as well: the text has it already.
+impl From<Offence> for Failure {
+    fn from(offence: Offence) -> Self {
+        Self::Offence(offence)
+    }
 }
 
 /// What is lost with a node whose failure ended the engine.
