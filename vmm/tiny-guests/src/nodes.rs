@@ -466,8 +466,10 @@ two_cpu_guest!(
     "jnz 2b",
 );
 
+mod litmus;
 mod sharing;
 
+pub use litmus::{LAP, litmus_on_two_nodes, straddle_on_two_nodes};
 pub use sharing::{
     FREED, TURNS, add_on_two_nodes, free_on_two_nodes, share_on_two_nodes, time_on_two_nodes,
 };

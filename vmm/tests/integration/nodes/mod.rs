@@ -7,6 +7,7 @@ mod free_pages;
 mod hotplug;
 mod leases;
 mod lifecycle;
+mod litmus;
 mod moves;
 mod secured;
 
