@@ -1,6 +1,7 @@
 //! Guests of a few instructions whose vCPUs are on several nodes, on the real KVM of the host. A
 //! test whose host has no KVM says `SKIPPED` and does nothing.
 
+mod litmus;
 #[path = "../../../../memory-fabric/sharing/tests/native/mesh.rs"]
 mod mesh;
 mod moves;
