@@ -3,6 +3,7 @@
 mod block;
 mod changes;
 mod entry;
+mod home;
 mod page;
 #[cfg(test)]
 mod tests;

@@ -307,7 +307,12 @@ impl<P: Peers> Engine<P> {
                 Ok(())
             }
             (HomeMessage::Write { page, number }, Some(bytes)) => {
-                let refused = self.store(page, number, Some(bytes)) == Written::Refused;
+                let refused = if self.directory.stores(from, page, number)? {
+                    self.store(page, number, Some(bytes)) == Written::Refused
+                } else {
+                    self.spare_pages.push(bytes);
+                    false
+                };
                 let answer = HomeMessage::Written {
                     page,
                     number,

@@ -120,10 +120,15 @@ impl<const P: usize> World<P> {
         else {
             return;
         };
+        let home = self.nodes[me.index()].cache.directory_of(page);
+        let is_stored = match self.nodes[home.index()].directory.stores(me, page, number) {
+            Ok(is_owner) => is_owner || self.mutation == Some(Mutation::HomeTakesAll),
+            Err(offence) => return self.blame(home, offence),
+        };
         let stored = &mut self.homes[page.index()];
         let is_taken =
             number.may_replace(stored.number) || self.mutation == Some(Mutation::HomeTakesAll);
-        if is_taken {
+        if is_taken && is_stored {
             stored.number = number;
             stored.value = value;
         }
@@ -135,7 +140,7 @@ impl<const P: usize> World<P> {
         if let LocalPage::Dirty { in_flight, .. } = &mut node.frames[page.index()].local {
             *in_flight = false;
         }
-        let written = if is_taken {
+        let written = if is_taken || !is_stored {
             Written::Home
         } else {
             Written::Refused
