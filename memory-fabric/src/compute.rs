@@ -4,6 +4,7 @@
 //! of [`fabric_coherence`]. Donors have no part in it: they store pages for the home of these.
 
 mod depot;
+mod losses;
 mod security;
 
 use std::fmt;
@@ -18,14 +19,13 @@ use fabric_identity::pinned::PinnedIdentity;
 use fabric_identity::{Fingerprint, Holder, Role, Subject};
 use fabric_peers::ring::verbs::VerbsRings;
 use fabric_peers::{PeerError, RdmaPeers, Secret, Streams, TcpPeers, TcpPeersConfig};
-use fabric_sharing::{
-    Config, Depot, Failure, Homes, LOCAL_PAGES_MIN, Losses, SharedMemory, TooLittleLent,
-};
+use fabric_sharing::{Config, Depot, Failure, Homes, LOCAL_PAGES_MIN, SharedMemory, TooLittleLent};
 
 use crate::guest_memory::GuestMemory;
 use crate::homes::{BLOCK_BYTES, NodeId};
 use crate::page::PAGE_SIZE;
 use crate::rdma::Settings;
+use losses::Fenced;
 
 pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 pub use crate::donor::{CpuLender, Ending};
@@ -38,6 +38,7 @@ pub use crate::wire::{
 pub use depot::DonorDepot;
 pub use fabric_peers::{Channel, Paths, PeerTransport, SecureStream, Security};
 pub use fabric_sharing::{DiscardError, Discards, Halts, Layout, SharingStats, TableFences};
+pub use losses::NodeLosses;
 pub use security::TlsSecurity;
 
 /// How long a node's memory may be out of reach before the node is lost.
@@ -275,6 +276,7 @@ pub struct SharedGuest {
     memory: SharedMemory,
     paths: Arc<Paths>,
     homes: Homes,
+    fenced: Fenced,
 }
 
 impl SharedGuest {
@@ -347,10 +349,7 @@ impl SharedGuest {
             Box::new(depot) as Box<dyn Depot>
         });
         sharing.homes = Some(homes.clone());
-        let failed = Box::new(move |failure: Failure, losses: Losses| {
-            tracing::debug!(?losses, "the memory that nodes share is lost");
-            failed(failure.into());
-        });
+        let (fenced, failed) = Fenced::new(ranges, failed);
         let memory = SharedMemory::start_with(sharing, memory, peers, depot, failed)?;
         let streams = streams.into_iter();
         let streams = streams.map(|(peer, stream)| (peer.place(), stream));
@@ -358,8 +357,19 @@ impl SharedGuest {
             memory,
             paths,
             homes,
+            fenced,
         };
         Ok((shared, streams.collect()))
+    }
+
+    /// Ends the sharing because the node at this place is lost, by what the caller knows of it.
+    /// Returns what was lost with it, also where the memory has failed for that node before; `None`
+    /// where it has failed for another reason, was asked before, or does not say so within `time`.
+    /// Threads that wait for a page wait for ever.
+    #[must_use]
+    pub fn lost_with(&self, place: u8, time: Duration) -> Option<NodeLosses> {
+        self.fenced
+            .lost_with(Member::at(place)?, &self.memory, time)
     }
 
     /// What to wait for before a vCPU acts on other nodes other than through this memory.

@@ -49,6 +49,7 @@ pub mod compute;
 pub mod discard;
 pub mod donor;
 mod drain;
+mod extents;
 pub mod fabric;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -60,6 +61,7 @@ pub mod stats;
 pub mod view;
 pub mod working_set;
 
+pub use extents::{EXTENTS_MAX, Extents};
 pub use fabric_homes::{BLOCK_BYTES, JOINERS_MAX, NodeId, NodeIds};
 pub use fabric_pages::uffd::probe_features as userfaultfd_features;
 pub use fabric_pages::{guest_memory, page, protection};

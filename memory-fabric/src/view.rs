@@ -6,6 +6,7 @@ mod placement;
 
 use crate::discard::{DiscardMailbox, Discarder};
 use crate::drain::{Drain, DrainSummary, LastMoves, Rebalance, RebalanceSummary};
+use crate::extents::Extents;
 use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
 use crate::homes::{BLOCK_BYTES, NodeId, Plan};
@@ -14,7 +15,7 @@ use crate::link::path::PathStats;
 use crate::link::rdma::RdmaStats;
 use crate::nodes::Nodes;
 use crate::page::PAGE_SHIFT;
-use crate::pager::Shared;
+use crate::pager::{Shared, losses};
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
 use fabric_replicas::{Layout, ReplicaSet};
@@ -89,6 +90,8 @@ pub struct LostSummary {
     pub poisoned_pages: u64,
     /// Of the lost pages, those that the guest has freed and may use again.
     pub recovered_pages: u64,
+    /// Where the pages are that are lost now, which those are not that may be used again.
+    pub extents: Extents,
 }
 
 /// Memory that is added to a guest at run time.
@@ -301,19 +304,20 @@ impl FabricView {
         rebalance.as_ref().map(Rebalance::summary)
     }
 
-    /// Returns the pages that were lost with donors.
+    /// Returns the pages that were lost with donors. Looks at each page with its home at one of them.
     #[must_use]
     pub fn lost(&self) -> LostSummary {
         self.pager().map_or_else(LostSummary::default, |pager| {
-            let losses = &pager.losses;
+            let lost = &pager.losses;
             LostSummary {
-                nodes: losses
+                nodes: lost
                     .links()
                     .map(|link| self.vm.nodes.node_at(link))
                     .collect(),
-                lost_pages: losses.lost.get(),
-                poisoned_pages: losses.poisoned.get(),
-                recovered_pages: losses.recovered.get(),
+                lost_pages: lost.lost.get(),
+                poisoned_pages: lost.poisoned.get(),
+                recovered_pages: lost.recovered.get(),
+                extents: losses::extents(pager),
             }
         })
     }

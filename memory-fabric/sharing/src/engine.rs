@@ -27,9 +27,7 @@ use crate::requests::Requests;
 use crate::sleep::{Signals, Slept};
 use crate::starvation::Token;
 use crate::timers::{Deadlines, HomeWaits, Sweeper};
-use crate::{
-    Config, Failure, FailureObserver, GANG_PART, GANG_UNITS_MAX, Homes, Losses, SharingStats,
-};
+use crate::{Config, Failure, FailureObserver, GANG_PART, GANG_UNITS_MAX, Homes, SharingStats};
 
 /// A directory may serve every other member first: its deadline is that of so many transactions.
 const DIRECTORY_PARTS: u32 = 16;
@@ -207,6 +205,7 @@ impl<P: Peers> Engine<P> {
         let mut idle_since = None;
         self.now = Instant::now();
         loop {
+            self.signals.fence.check()?;
             let mut worked = self.serve_halts();
             worked |= self.serve_faults(&mut faults)?;
             self.flush(false);
@@ -245,7 +244,7 @@ impl<P: Peers> Engine<P> {
                 continue;
             }
             if self.sleep()? == Slept::Stopped {
-                return Ok(());
+                return self.signals.fence.check();
             }
             self.now = Instant::now();
             let since = idle_since.take().unwrap_or(self.now);
@@ -478,17 +477,5 @@ impl<P: Peers> Engine<P> {
         }
         self.deliver_local()?;
         Ok(worked)
-    }
-
-    /// Stops the protocol after a failure. Returns what is lost with the node that failed.
-    fn fence(&mut self, failure: &Failure) -> Losses {
-        let lost = match failure {
-            Failure::Offence(offence) => Some(offence.peer),
-            Failure::Peer(PeerError::Lost { peer, .. } | PeerError::Broken { peer, .. }) => {
-                Some(*peer)
-            }
-            _ => None,
-        };
-        lost.map_or_else(Losses::new, |lost| self.directory.fence(lost))
     }
 }

@@ -20,6 +20,7 @@ mod halts;
 mod home;
 mod homes;
 mod hot;
+mod losses;
 mod merge;
 mod owned;
 mod requests;
@@ -35,7 +36,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric_coherence::{Loss, Member, MemberSet, Offence};
+use fabric_coherence::{Member, MemberSet, Offence};
 use fabric_homes::BLOCK_BYTES;
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::{PAGE_SIZE, PageIndex};
@@ -49,6 +50,8 @@ pub use fences::TableFences;
 pub use halts::Halts;
 pub use homes::{Homes, Layout, TooLittleLent};
 pub use hot::{HotPage, HotPages};
+use losses::FenceRequest;
+pub use losses::{Losses, PageRanges};
 use sleep::Signals;
 pub use stats::SharingStats;
 pub use waits::Waits;
@@ -121,10 +124,7 @@ impl From<Offence> for Failure {
     }
 }
 
-/// What is lost with a node whose failure ended the engine.
-pub type Losses = Vec<Loss>;
-
-/// Receives the failure of an engine, once.
+/// Receives the failure of an engine, once, and what is lost with the node that is its cause.
 pub type FailureObserver = Box<dyn FnOnce(Failure, Losses) + Send>;
 
 /// How long the engine polls before it sleeps: longer than a transfer takes on a fast link, so that
@@ -198,6 +198,7 @@ pub struct SharedMemory {
     memory: Arc<GuestMemory>,
     stats: Arc<SharingStats>,
     stop: Arc<EventFd>,
+    fence: Arc<FenceRequest>,
     fences: Arc<TableFences>,
     halts: Arc<Halts>,
     discards: Arc<Discards>,
@@ -280,6 +281,7 @@ impl SharedMemory {
         let discards = discards.map_err(|error| Failure::System("create an eventfd", error))?;
         let discards = Arc::new(discards);
         let stats = Arc::new(SharingStats::default());
+        let fence = Arc::new(FenceRequest::default());
         let mut engine = engine::Engine::new(
             config,
             &homes,
@@ -287,6 +289,7 @@ impl SharedMemory {
             peers,
             Signals {
                 stop: Arc::clone(&stop),
+                fence: Arc::clone(&fence),
                 fences: Arc::clone(&fences),
                 halts: Arc::clone(&halts),
                 discards: Arc::clone(&discards),
@@ -303,6 +306,7 @@ impl SharedMemory {
             memory,
             stats,
             stop,
+            fence,
             fences,
             halts,
             discards,
@@ -314,6 +318,15 @@ impl SharedMemory {
     #[must_use]
     pub const fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// Ends the engine because a node is lost, by what the caller knows of it: the observer of
+    /// failures gets what is lost with that node. It is not called again if the engine has failed
+    /// before. Threads that wait for a page wait for ever.
+    pub fn fence(&self, lost: Member) {
+        self.fence.ask(lost);
+        // A full counter is readable as well.
+        let _ = self.stop.write(1);
     }
 
     /// What to wait for before acting on other nodes by other means than this memory.

@@ -94,6 +94,13 @@ impl OwnedBlocks {
         matches!(local, Some(LocalPage::Dirty { writable: true, .. }))
     }
 
+    /// Whether the bytes of a page of an owned block are at its home, and not here.
+    pub(crate) fn is_at_home(&self, page: PageIndex) -> bool {
+        let block = self.blocks.get(&block_of(page));
+        let local = block.map(|block| block[page.index() % PAGES]);
+        matches!(local, Some(LocalPage::Home))
+    }
+
     fn page(&mut self, page: PageIndex) -> Option<&mut LocalPage> {
         let block = self.blocks.get_mut(&block_of(page))?;
         Some(&mut block[page.index() % PAGES])

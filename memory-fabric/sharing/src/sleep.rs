@@ -9,6 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::engine::Engine;
 use crate::faults::DEFERRED_MAX;
+use crate::losses::FenceRequest;
 use crate::{Discards, Failure, Halts, TableFences};
 
 /// What other threads of this process signal.
@@ -16,6 +17,8 @@ use crate::{Discards, Failure, Halts, TableFences};
 pub(crate) struct Signals {
     /// The engine has to end.
     pub(crate) stop: Arc<EventFd>,
+    /// The node for which it has to end, if for one.
+    pub(crate) fence: Arc<FenceRequest>,
     /// Somebody waits for changes of merged tables.
     pub(crate) fences: Arc<TableFences>,
     /// vCPUs have halted.
@@ -94,6 +97,7 @@ impl<P: Peers> Engine<P> {
             fences,
             halts,
             discards,
+            ..
         } = &self.signals;
         let fds = [
             stop.as_raw_fd(),

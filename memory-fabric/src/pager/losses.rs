@@ -10,7 +10,9 @@
 //! an error of the memory.
 
 use super::Shared;
-use crate::page::PageIndex;
+use crate::extents::Extents;
+use crate::homes::BLOCK_PAGES;
+use crate::page::{PAGE_SHIFT, PageIndex};
 use crate::page_map::{Kind, PageMap, State};
 use crate::stats::Counter;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,6 +94,24 @@ pub(crate) fn sweep(shared: &Shared, blocks: &[u32]) -> Swept {
         }
     }
     swept
+}
+
+/// Returns where the pages are that are lost. Looks at each page of blocks whose home is lost.
+pub(crate) fn extents(shared: &Shared) -> Extents {
+    let homes = &shared.homes;
+    if shared.losses.links().next().is_none() {
+        return Extents::default();
+    }
+    let span = homes.ram_span_pages().div_ceil(u64::from(BLOCK_PAGES));
+    let blocks = 0..u32::try_from(span).unwrap_or(u32::MAX);
+    let pages = blocks.map(|block| homes.pages_of(block));
+    let lost = pages.filter(|pages| pages.count > 0 && homes.is_lost(pages.first));
+    let pages = lost.flat_map(|pages| pages.iter());
+    let lost = pages.filter(|page| shared.map.entry(*page).state().kind() == Kind::Lost);
+    // All of these pages are memory of the guest.
+    let memory = 0..homes.span_pages() << PAGE_SHIFT;
+    let numbers = lost.map(|page| page.number()..page.number() + 1);
+    Extents::new(numbers, std::slice::from_ref(&memory))
 }
 
 /// Marks a page as lost if its bytes are nowhere; returns its kind, or `None` when its block has

@@ -1,6 +1,7 @@
 //! A donor is lost for good, and the VM continues without the pages that only it had.
 
 use fabric_test_support::*;
+use memory_fabric::EXTENTS_MAX;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{FabricEvent, LostMemory, OnLostMemory};
 use memory_fabric::link::LinkEvent;
@@ -84,6 +85,17 @@ fn exactly_the_pages_that_only_a_lost_donor_had_are_lost() {
     let summary = fabric.view().lost();
     assert_eq!(summary.lost_pages, event.lost_pages);
     assert_eq!(summary.poisoned_pages, event.lost_pages, "each was touched");
+    let extents = &summary.extents;
+    assert_eq!(extents.bytes, event.lost_pages << 12, "{extents:?}");
+    assert!((1..=EXTENTS_MAX).contains(&extents.ranges.len()));
+    let listed: u64 = extents.ranges.iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(listed == extents.bytes, extents.omitted == 0, "{extents:?}");
+    for (start, bytes) in &extents.ranges {
+        for page in start >> 12..(start + bytes) >> 12 {
+            let page = usize::try_from(page).expect("a small number");
+            assert!(words.read(page).is_none(), "page {page} is not lost");
+        }
+    }
     // Pages that stay are evicted no more, and those of the other donor still are.
     for _ in 0..3 {
         assert_eq!(count_lost(words, 5), event.lost_pages);
@@ -175,6 +187,7 @@ fn a_lost_page_that_the_guest_frees_is_usable_again() {
     let summary = fabric.view().lost();
     assert_eq!(summary.recovered_pages, half.len() as u64);
     assert_eq!(summary.lost_pages, event.lost_pages);
+    assert_eq!(summary.extents.bytes, (left as u64) << 12);
     running.fabric.shutdown();
 }
 

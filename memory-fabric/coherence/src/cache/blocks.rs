@@ -49,6 +49,22 @@ impl<const PAGES: usize> Cache<PAGES> {
         }
     }
 
+    /// Whether this node has no page of a block, unless it owns it.
+    #[must_use]
+    pub fn has_nothing_of(&self, block: BlockIndex) -> bool {
+        let block = self.blocks.get(block.index());
+        block.is_none_or(|block| !matches!(block.rights, Rights::Split(_)))
+    }
+
+    /// Whether this node has the bytes of a page of a block that is split.
+    #[must_use]
+    pub fn has_copy(&self, page: PageIndex) -> bool {
+        matches!(
+            self.word(page).state(),
+            State::Shared | State::Exclusive | State::Modified | State::Cleaning | State::Putting
+        )
+    }
+
     pub(super) fn start_split(
         &mut self,
         from: Member,

@@ -8,6 +8,7 @@ mod gangs;
 mod hostile;
 mod increments;
 mod litmus;
+mod losses;
 mod mesh;
 mod network;
 mod processes;

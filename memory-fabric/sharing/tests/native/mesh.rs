@@ -8,7 +8,9 @@ use fabric_coherence::{Member, MemberSet};
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::PageBytes;
 use fabric_peers::{PeerError, PeerMessage, Peers, Receiver};
-use fabric_sharing::{Config, Homes, LOCAL_PAGES_MIN, Layout, SharedMemory};
+use fabric_sharing::{
+    Config, Failure, FailureObserver, Homes, LOCAL_PAGES_MIN, Layout, SharedMemory,
+};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 type Item = (Member, PeerMessage, Option<Box<PageBytes>>);
@@ -113,18 +115,28 @@ pub fn nodes(count: u8, blocks: usize, lent: usize) -> Vec<SharedMemory> {
 /// Starts `count` nodes that share a memory of `blocks` blocks, each with the configuration of its
 /// place.
 pub fn nodes_with(count: u8, blocks: usize, config: impl Fn(u8) -> Config) -> Vec<SharedMemory> {
-    let nodes = (0..count).zip(Mesh::new(count)).map(|(place, mesh)| {
-        let memory = Arc::new(GuestMemory::new(blocks << 21).expect("memory"));
-        let config = config(place);
-        let failed = Box::new(move |failure: fabric_sharing::Failure, losses| {
+    nodes_that_fail(count, blocks, config, |place| {
+        Box::new(move |failure: Failure, losses| {
             eprintln!(
                 "node {place}: {}, {losses:?}",
                 fabric_host::describe(&failure)
             );
             // Threads that wait for a page would wait for ever.
             std::process::abort();
-        });
-        SharedMemory::start(config, memory, mesh, failed).expect("a node")
+        })
+    })
+}
+
+/// The same with what learns of the failure of each node.
+pub fn nodes_that_fail(
+    count: u8,
+    blocks: usize,
+    config: impl Fn(u8) -> Config,
+    failed: impl Fn(u8) -> FailureObserver,
+) -> Vec<SharedMemory> {
+    let nodes = (0..count).zip(Mesh::new(count)).map(|(place, mesh)| {
+        let memory = Arc::new(GuestMemory::new(blocks << 21).expect("memory"));
+        SharedMemory::start(config(place), memory, mesh, failed(place)).expect("a node")
     });
     nodes.collect()
 }
