@@ -113,8 +113,20 @@ fn signal_all(context: &Context<'_>, host: usize, signal: &str) -> anyhow::Resul
 /// its host.
 fn ended(context: &Context<'_>, vm: &RemoteProcess, output: Output) -> anyhow::Result<()> {
     let errors = output.stderr.clone();
-    Finished::read(context, output)?.expect_exit(exit::NODE_LOST)?;
+    let finished = Finished::read(context, output)?;
+    finished.expect_exit(exit::NODE_LOST)?;
     ensure!(errors.contains(DONOR), "the error names no node: {errors}");
+    ensure!(
+        errors.contains("lost with it: the registers of vCPU(s) 1, "),
+        "the error does not say what was lost: {errors}"
+    );
+    let node = &finished.report["nodes"][1];
+    // It was the home of a part of the memory, of which the guest has used little.
+    let bytes = node["lost"]["at_home"]["bytes"].as_u64();
+    ensure!(
+        bytes.is_some_and(|bytes| bytes > 0),
+        "what was lost: {node}"
+    );
     let host = context.testbed.host(1);
     let left = host.run(&["pidof", "ssi-hv"], SHORT)?.stdout;
     ensure!(left.trim().is_empty(), "{left} beside {}", vm.pid());

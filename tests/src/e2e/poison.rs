@@ -76,6 +76,8 @@ fn poison(context: &Context<'_>) -> Result {
         checks >= 1 && of("poisoned")? >= 1 && of("bytes")? == pages * 4096,
         "{report}"
     );
+    let ranges = report["memory"]["lost"]["ranges"].as_array();
+    ensure!(ranges.is_some_and(|ranges| !ranges.is_empty()), "{report}");
     let probes = faultprobes(&guest.output.stdout)?;
     ensure!(
         probes.len() == 2 && probes.iter().all(|probe| probe["corrupt_bytes"] == 0),

@@ -1,7 +1,7 @@
 //! Statuses for tests.
 
 use crate::report::{
-    Boot, Coherence, DrainState, DrainUsed, FaultKind, Faults, Guest, HotPage, HotPageNode,
+    Boot, Coherence, DrainState, DrainUsed, Extent, FaultKind, Faults, Guest, HotPage, HotPageNode,
     LostUsed, MemoryUsed, Node, NodeClock, NodeState, PathUsed, Peer, PeerTransport, Percentiles,
     PolicyKind, PolicyUsed, Prefetch, RateLimited, RebalanceState, RebalanceUsed, ReplicasUsed,
     Role, SealingUsed, Stages, StayReason, Traffic, TrafficClass, Transfers, TransportUsed,
@@ -211,6 +211,11 @@ pub fn status() -> VmStatus {
                 nodes: vec![2],
                 pages: 32,
                 bytes: 32 << 12,
+                ranges: vec![Extent {
+                    start: 0x0200_0000,
+                    bytes: 29 << 12,
+                }],
+                ranges_omitted: 0,
                 poisoned: 31,
                 recovered: 3,
                 machine_checks: 14,

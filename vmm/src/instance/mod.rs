@@ -14,6 +14,7 @@ mod hotplug;
 mod hotplug_routes;
 mod links;
 mod listen;
+mod lost_node;
 mod members;
 mod memory;
 mod metrics;

@@ -15,6 +15,7 @@ use memory_fabric::fabric::{DonorShares, Fabric, NodeLeases, TransportKind};
 use vm_memory::GuestMemoryMmap;
 
 use super::certificates::{NodeCertificates, ShownBy};
+use super::lost_node;
 use super::memory::donors_failed;
 use super::numa::host;
 use super::run_error::RunError;
@@ -414,14 +415,18 @@ impl OtherNodes {
             sent = stats.sent.get(),
             "pages shared with other nodes"
         );
+        let lost = outcome.as_ref().err().and_then(MachineError::node);
+        self.seen.ended(lost);
+        if let Some(place) = self.seen.lost() {
+            self.seen
+                .set_losses(lost_node::lost_with(&self.shared, place));
+        }
         if all_ended {
             drop(self.shared);
         } else {
             // A thread waits for a page, and ends with this process.
             std::mem::forget(self.shared);
         }
-        let lost = outcome.as_ref().err().and_then(MachineError::node);
-        self.seen.ended(lost);
         let mut failure = None;
         for (place, cpus) in (1..).zip(self.lent) {
             // A node that is lost may never report a reason.

@@ -12,6 +12,7 @@ use memory_fabric::view::FabricView;
 use super::drains::used;
 use super::hotplug::HotplugMemory;
 use super::links::path_used;
+use super::lost_node::extents;
 use super::rebalance::rebalanced;
 use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
@@ -201,10 +202,16 @@ fn sealing(summaries: &[NodeSummary], view: &FabricView) -> Option<SealingUsed> 
 /// Returns the pages that were lost with donors, if a donor was.
 fn lost(view: &FabricView, machine_checks: u64) -> Option<LostUsed> {
     let lost = view.lost();
-    (!lost.nodes.is_empty()).then(|| LostUsed {
+    if lost.nodes.is_empty() {
+        return None;
+    }
+    let extents = extents(lost.extents);
+    Some(LostUsed {
         nodes: lost.nodes.iter().map(|node| node.0.into()).collect(),
         pages: lost.lost_pages,
         bytes: lost.lost_pages << PAGE_SHIFT,
+        ranges: extents.ranges,
+        ranges_omitted: extents.ranges_omitted,
         poisoned: lost.poisoned_pages,
         recovered: lost.recovered_pages,
         machine_checks,

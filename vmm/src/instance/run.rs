@@ -24,7 +24,7 @@ use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
 use super::working_set::WorkingSet;
-use super::{failing, follow};
+use super::{failing, follow, lost_node};
 use crate::config::name::called;
 use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings, VcpuPolicy};
 use crate::control_socket::route::Service;
@@ -105,6 +105,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
             None => Ok(end.code),
         };
     }
+    result = result.map_err(|failure| lost_node::with_losses(failure, &report.nodes));
     let code = match &result {
         Ok(code) => *code,
         Err(failure) => {

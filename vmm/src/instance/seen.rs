@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::compute::{AtDonors, Observed, Watched};
 use crate::machine::{MachineHandle, Observer, VcpuThread};
-use crate::report::{Coherence, Distribution, Node, NodeState, Peer, PolicyUsed, Role};
+use crate::report::{Coherence, Distribution, Node, NodeLost, NodeState, Peer, PolicyUsed, Role};
 use crate::status::{VcpuNow, VcpuState};
 use sums::{Hottest, total};
 
@@ -22,12 +22,14 @@ struct Seen {
     report: Vec<u8>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct State {
     /// By place; the first is the primary's, and stays empty.
     seen: Vec<Option<Seen>>,
     policy: PolicyUsed,
     has_ended: bool,
+    /// What was lost with the lost node.
+    losses: Option<NodeLost>,
 }
 
 /// The compute nodes of one boot of a guest.
@@ -109,6 +111,16 @@ impl NodesSeen {
         self.lock().has_ended = true;
     }
 
+    /// The node whose loss ended the VM.
+    pub fn lost(&self) -> Option<u8> {
+        self.lost.get().copied()
+    }
+
+    /// This was lost with that node; `None` if it is not known.
+    pub fn set_losses(&self, losses: Option<NodeLost>) {
+        self.lock().losses = losses;
+    }
+
     /// What moves vCPUs has done so much, and why it does no more now.
     pub fn set_policy(&self, policy: PolicyUsed) {
         self.lock().policy = policy;
@@ -155,11 +167,13 @@ impl NodesSeen {
     pub fn now(&self, machine: Option<&MachineHandle>, is_paused: bool) -> Reported {
         let threads = machine.map(MachineHandle::vcpu_threads).unwrap_or_default();
         let here = Observed::now(&self.watched, &threads);
-        let lost = self.lost.get().copied();
-        let (seen, policy, has_ended) = {
-            let state = self.lock();
-            (state.seen.clone(), state.policy.clone(), state.has_ended)
-        };
+        let lost = self.lost();
+        let State {
+            seen,
+            policy,
+            has_ended,
+            losses,
+        } = self.lock().clone();
         let now = Instant::now();
         let owners = machine
             .and_then(MachineHandle::vcpu_nodes)
@@ -194,7 +208,8 @@ impl NodesSeen {
             if is_up {
                 self.set_vcpus(place, &observed, is_paused, &mut all.vcpus);
             }
-            let node = self.node(place, &owners, state, age, &observed);
+            let mut node = self.node(place, &owners, state, age, &observed);
+            node.lost = losses.clone().filter(|_| state == NodeState::Lost);
             all.nodes.push(node);
             all.at_donors.add(&observed.at_donors);
             all.requests.push(observed.requests);
@@ -439,6 +454,17 @@ mod tests {
         use NodeState::{Ended, Lost, Silent, Starting, Up};
         assert_eq!(states(&seen), [Up, Silent, Starting]);
         seen.ended(Some(2));
-        assert_eq!(states(&seen), [Ended, Ended, Lost]);
+        assert_eq!(
+            (states(&seen), seen.lost()),
+            (vec![Ended, Ended, Lost], Some(2))
+        );
+        let losses = NodeLost {
+            blocks: 7,
+            ..NodeLost::default()
+        };
+        seen.set_losses(Some(losses.clone()));
+        let lost = seen.now(None, false).nodes.into_iter();
+        let lost: Vec<_> = lost.map(|node| node.lost).collect();
+        assert_eq!(lost, [None, None, Some(losses)]);
     }
 }

@@ -11,6 +11,7 @@ use super::{NodeNow, NodeStatus, VmState, VmStatus};
 use crate::config::cpu_list::CpuList;
 use crate::report::{
     DrainUsed, FaultKind, Percentiles, RebalanceUsed, ReplicasUsed, Role, Traffic, TrafficClass,
+    listed,
 };
 use crate::size::ByteSize;
 
@@ -88,6 +89,10 @@ pub fn vm(status: &VmStatus) -> String {
             lost.nodes.len(),
             lost.machine_checks,
         ));
+        if !lost.ranges.is_empty() {
+            let ranges = listed(&lost.ranges, lost.ranges_omitted, 2);
+            line(format!("           now at {ranges}"));
+        }
     }
     if let Some(drain) = &memory.drain {
         line(drained(drain));

@@ -53,6 +53,10 @@ fn a_guest_without_machine_checks_ends_at_a_lost_page_and_the_report_says_what_w
     assert_eq!(count(lost, "/poisoned"), 1, "{lost}");
     let pages = count(lost, "/pages");
     assert_eq!(count(lost, "/bytes"), pages << 12, "{lost}");
+    let ranges = lost["ranges"].as_array().expect("ranges");
+    let listed: u64 = ranges.iter().map(|range| count(range, "/bytes")).sum();
+    let is_whole = count(lost, "/ranges_omitted") == 0;
+    assert!(listed > 0 && (listed == pages << 12) == is_whole, "{lost}");
     // Pages of the other donor, and those that are here, are not lost.
     assert!((1000..WALK as u64 / 64).contains(&pages), "{lost}");
     let errors = report["errors"].as_array().expect("errors");

@@ -5,6 +5,7 @@
 
 mod coherence;
 mod details;
+mod losses;
 mod several;
 
 pub use coherence::{
@@ -14,6 +15,7 @@ pub use details::{
     Distribution, Distributions, DrainState, DrainUsed, Exec, FaultCounts, RateLimited,
     RebalanceState, RebalanceUsed, ReplicasUsed, TIMELINE_SAMPLES_MAX, Timeline,
 };
+pub use losses::{Extent, Extents, LostUsed, NodeLost, listed};
 pub use several::{NodeClock, PolicyKind, PolicyUsed, StayReason, VcpuStays};
 
 use serde::{Deserialize, Serialize};
@@ -178,24 +180,6 @@ pub struct MemoryUsed {
     pub lost: Option<LostUsed>,
 }
 
-/// Pages of the guest that were lost with donors, and the guest's use of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct LostUsed {
-    /// The ids of the donors.
-    pub nodes: Vec<u32>,
-    /// Pages of which they had the only copy.
-    pub pages: u64,
-    /// The same in bytes.
-    pub bytes: u64,
-    /// How often one of them was poisoned, because it was used.
-    pub poisoned: u64,
-    /// How many of them the guest has freed, and may use again.
-    pub recovered: u64,
-    /// Machine checks that the guest got.
-    pub machine_checks: u64,
-}
-
 /// Sealed pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -284,6 +268,9 @@ pub struct Node {
     /// Whether it takes part; `null` for a donor, and where all vCPUs are on one node.
     #[serde(default)]
     pub state: Option<NodeState>,
+    /// What was lost with it; `null` unless its state is `lost`, and where node 0 does not know.
+    #[serde(default)]
+    pub lost: Option<NodeLost>,
     /// Its round trip to node 0, the best of the last second, in microseconds; `null` for node 0
     /// and donors.
     #[serde(default)]

@@ -23,7 +23,18 @@ fn the_fields_have_the_promised_names() {
             tcp: Some(PathMeasured::default()),
             ..PathUsed::default()
         }),
-        state: Some(NodeState::Up),
+        state: Some(NodeState::Lost),
+        lost: Some(NodeLost {
+            only_copy: Extents {
+                bytes: 4096,
+                ranges: vec![Extent {
+                    start: 8192,
+                    bytes: 4096,
+                }],
+                ranges_omitted: 2,
+            },
+            ..NodeLost::default()
+        }),
         clock: Some(NodeClock::default()),
         transfers: Some(Transfers::default()),
         peers: vec![Peer {
@@ -129,7 +140,17 @@ fn the_fields_have_the_promised_names() {
             "pages_written_back": 0,
             "sealed": false,
             "cpus": [],
-            "state": "up",
+            "state": "lost",
+            "lost": {
+                "only_copy": {
+                    "bytes": 4096,
+                    "ranges": [{ "start": 8192, "bytes": 4096 }],
+                    "ranges_omitted": 2,
+                },
+                "blocks": 0,
+                "in_transit": { "bytes": 0, "ranges": [], "ranges_omitted": 0 },
+                "at_home": { "bytes": 0, "ranges": [], "ranges_omitted": 0 },
+            },
             "round_trip_us": null,
             "clock": {
                 "offset_us": 0.0,

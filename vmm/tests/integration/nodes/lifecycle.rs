@@ -175,4 +175,5 @@ fn a_primary_that_freezes_loses_its_vm_and_leaves_nothing_on_its_node() {
     let errors = errors_of(&output);
     assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{errors}");
     assert!(errors.contains(&format!("node {address}")), "{errors}");
+    assert!(errors.contains("; lost with it: "), "{errors}");
 }
