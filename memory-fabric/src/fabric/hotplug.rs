@@ -27,7 +27,7 @@ pub(in crate::fabric) use boot_events::BootEvents;
 use crossbeam_channel::Sender;
 pub use drain::{DrainError, Drains};
 use fabric_replicas::ReplicaSet;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -99,8 +99,9 @@ pub(super) struct Inner {
     /// `None` without replicas.
     replicas: Option<Arc<ReplicaSet>>,
     moves: Arc<LastMoves>,
-    /// For each link, the first slot of the loan that was never a home.
-    next_slots: Mutex<HashMap<usize, u32>>,
+    /// For each link, the slots of the loan that blocks have left, or that were given up in a move: a
+    /// request for the earlier block may be on its way there, so that they are not used again.
+    spent: Mutex<HashMap<usize, HashSet<u32>>>,
     state: Mutex<State>,
 }
 
@@ -198,7 +199,7 @@ impl Hotplug {
             boot_events,
             replicas,
             moves,
-            next_slots: Mutex::default(),
+            spent: Mutex::default(),
             state: Mutex::new(state),
         });
         inner.survive_losses();

@@ -21,7 +21,7 @@ use crossbeam_channel::Sender;
 use fabric_host::Allowance;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Limit of the rate of moves, as that of the repair of copies: most of a fast link is left to the
@@ -64,6 +64,8 @@ pub(crate) struct MoveOrder {
 #[derive(Debug, Default)]
 pub(crate) struct MoveProgress {
     moved: AtomicU32,
+    stopped: AtomicBool,
+    given_up: AtomicBool,
 }
 
 impl MoveProgress {
@@ -76,6 +78,22 @@ impl MoveProgress {
     pub fn moved(&self) -> u32 {
         // Relaxed: a number for reports. Homes are read from the table.
         self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Has the order end after the block that is moving.
+    pub fn stop(&self) {
+        // Relaxed: nothing else depends on it.
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a move was given up when a part of the block may have been on its way.
+    pub fn was_given_up(&self) -> bool {
+        // Relaxed: it is read after the end of the order.
+        self.given_up.load(Ordering::Relaxed)
     }
 }
 
@@ -233,6 +251,9 @@ impl Relocation {
         {
             self.current = None;
             self.lanes.iter_mut().for_each(Lane::release);
+            if let Some(order) = &self.order {
+                order.progress.given_up.store(true, Ordering::Relaxed);
+            }
         }
     }
 
@@ -275,7 +296,11 @@ impl Relocation {
 
     /// Takes the next block; ends the order when there is none.
     fn begin(&mut self, homes: &HomeTable) -> Option<Current> {
-        let next = self.order.as_mut()?.moves.pop_front();
+        let order = self.order.as_mut()?;
+        if order.progress.is_stopped() {
+            order.moves.clear();
+        }
+        let next = order.moves.pop_front();
         let Some(block_move) = next else {
             if let Some(order) = self.order.take() {
                 // Without a receiver nobody waits for it.

@@ -28,6 +28,7 @@ mod pressure;
 mod race;
 mod race_ahead;
 mod rebalance;
+mod rebalance_blocks;
 mod replicas;
 mod sealed;
 mod sealed_stripes;

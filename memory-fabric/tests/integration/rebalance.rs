@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-fn donors<const N: usize>() -> [Option<Donor>; N] {
+pub(super) fn donors<const N: usize>() -> [Option<Donor>; N] {
     std::array::from_fn(|_| Some(donor(GUEST)))
 }
 
-fn running(donor: &Option<Donor>) -> &Donor {
+pub(super) fn running(donor: &Option<Donor>) -> &Donor {
     donor.as_ref().expect("running")
 }
 
@@ -35,13 +35,13 @@ fn of_two(donors: &[Option<Donor>], transport: TransportKind, seal: Sealing) -> 
 }
 
 /// Returns what each donor holds, in bytes.
-fn held(view: &FabricView) -> Vec<u64> {
+pub(super) fn held(view: &FabricView) -> Vec<u64> {
     let placement = view.placement();
     let held = |donor: &DonorPlacement| donor.home_bytes + donor.copy_bytes;
     placement.donors.iter().map(held).collect()
 }
 
-fn is_over(view: &FabricView) -> bool {
+pub(super) fn is_over(view: &FabricView) -> bool {
     view.rebalance().is_some_and(|last| last.is_over())
 }
 
@@ -187,22 +187,19 @@ fn it_is_stopped_and_goes_on() {
 }
 
 #[test]
-fn memory_with_one_copy_is_not_rebalanced_and_a_donor_that_lends_nothing_is_named() {
+fn a_donor_that_lends_nothing_is_named() {
     let all = donors::<2>();
     let addresses = [0, 1].map(|at| running(&all[at]).address());
-    let fabric = start(&config(GUEST, 16 * MIB, &addresses));
-    let drains = fabric.fabric.drains().expect("donors");
-    let refused = drains.rebalance(&[]).expect_err("one copy");
-    assert!(refused.to_string().contains("--replicas 2"), "{refused}");
-    fabric.fabric.shutdown();
-    let fabric = start(&replicated(&addresses));
-    let drains = fabric.fabric.drains().expect("donors");
-    let nobody = joins("127.0.0.1:9".parse().expect("an address"), None);
-    let refused = drains.rebalance(&[nobody]).expect_err("nobody is there");
-    assert!(refused.to_string().contains("127.0.0.1:9"), "{refused}");
-    // As it is, each has its share.
-    assert_eq!(drains.rebalance(&[]).expect("nothing to do").bytes, 0);
-    fabric.fabric.shutdown();
+    for config in [config(GUEST, 16 * MIB, &addresses), replicated(&addresses)] {
+        let fabric = start(&config);
+        let drains = fabric.fabric.drains().expect("donors");
+        let nobody = joins("127.0.0.1:9".parse().expect("an address"), None);
+        let refused = drains.rebalance(&[nobody]).expect_err("nobody is there");
+        assert!(refused.to_string().contains("127.0.0.1:9"), "{refused}");
+        // As it is, each has its share.
+        assert_eq!(drains.rebalance(&[]).expect("nothing to do").bytes, 0);
+        fabric.fabric.shutdown();
+    }
 }
 
 /// Of six donors of stripes one is drained onto a new one, another joins, and two are killed at once.

@@ -23,7 +23,7 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 const FLAGS: [Planned; 1] = [planned(
     "run",
     "--rebalance",
-    "`ssi-hv drain VM --node N --to HOST:PORT` moves the memory of a donor to a new one",
+    "`ssi-hv rebalance VM --add HOST:PORT` gives a donor that joins its share of the memory",
 )];
 
 /// Returns the planned flag of this name, with its dashes, of `command`.

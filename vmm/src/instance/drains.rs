@@ -362,7 +362,6 @@ pub(super) fn refusal(error: &DrainError) -> Refusal {
         DrainError::Empty(_)
         | DrainError::Added { .. }
         | DrainError::Exposed
-        | DrainError::OneCopy
         | DrainError::NotSealed(_)
         | DrainError::Out(_) => RefusalCode::State,
     };
@@ -450,7 +449,6 @@ mod tests {
         assert_eq!(code(no_room), RefusalCode::Donor);
         for state in [
             DrainError::Exposed,
-            DrainError::OneCopy,
             DrainError::NotSealed(([10, 0, 0, 1], 7000).into()),
             DrainError::Out(NodeId(1)),
         ] {

@@ -2,6 +2,7 @@
 
 mod copies;
 mod failing;
+mod shares;
 
 use std::fs;
 use std::io::{BufRead, Read};

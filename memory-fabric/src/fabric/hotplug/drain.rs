@@ -6,15 +6,17 @@
 //! Copies of replicated memory move within the loans that there are, or to donors that join for them
 //! (`copies`).
 
+mod blocks;
 mod copies;
 mod end;
 mod rebalance;
 mod room;
+mod share;
 
-use super::{HotplugError, Inner};
+use super::{HotplugError, Inner, State};
 use crate::drain::{Drain, DrainState, DrainSummary};
 use crate::fabric::{DonorAddress, FabricError, LocalUse, TransportKind};
-use crate::homes::{BLOCK_BYTES, NodeId};
+use crate::homes::{BLOCK_BYTES, Home, NodeId};
 use crate::pager::relocate::{BlockMove, MoveOrder, MoveProgress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::net::SocketAddr;
@@ -51,12 +53,6 @@ pub enum DrainError {
     /// No donor that was named lends anything.
     #[error("no donor has joined ({0})")]
     NothingLent(String),
-    /// Each block has one copy.
-    #[error(
-        "the memory of this VM has one copy of each page, which is not rebalanced; drain a donor, or \
-         start the VM with --replicas 2 or --redundancy"
-    )]
-    OneCopy,
     /// Another drain, or a donor that joins, is in progress.
     #[error("{0} is being drained; wait until it has left")]
     Draining(NodeId),
@@ -128,21 +124,25 @@ impl Drains {
 }
 
 impl Inner {
-    /// Checks whether a donor can be drained, and returns its link and number of blocks. Until the
-    /// drain ends no other begins, and no donor joins.
-    fn begin_drain(&self, node: NodeId) -> Result<(usize, u32), DrainError> {
+    /// Returns an error when blocks of the initial memory cannot move, or not now.
+    fn may_move_blocks(&self, state: &State) -> Result<(), DrainError> {
         if self.config.transport == TransportKind::Loopback {
             return Err(HotplugError::Loopback.into());
         }
         if self.config.local_use == LocalUse::Home {
             return Err(DrainError::Exposed);
         }
-        let mut state = self.lock();
-        let homes = &self.shared.homes;
-        if let Some(drain) = self.last_drain().filter(|drain| !drain.is_over()) {
-            return Err(DrainError::Draining(drain.node));
-        }
+        self.may_move()?;
         state.may_change()?;
+        Ok(())
+    }
+
+    /// Checks whether a donor can be drained, and returns its link and number of blocks. Until the
+    /// drain ends no other begins, and no donor joins.
+    fn begin_drain(&self, node: NodeId) -> Result<(usize, u32), DrainError> {
+        let mut state = self.lock();
+        self.may_move_blocks(&state)?;
+        let homes = &self.shared.homes;
         let link = self.shared.nodes.link_to(node);
         let link = link.filter(|&link| self.is_lender(&state, link));
         let link = link.ok_or(DrainError::NoDonor(node))?;
@@ -172,10 +172,13 @@ impl Inner {
         let homes = &self.shared.homes;
         let moves = homes.ram_blocks_at(node).zip(places);
         let moves = moves.map(|((block, from), to)| BlockMove { block, from, to });
+        let moves: Vec<BlockMove> = moves.collect();
+        self.note_spent(moves.iter().map(|one| one.from));
+        let targets: Vec<(u32, Home)> = moves.iter().map(|one| (one.block, one.to)).collect();
         let progress = Arc::<MoveProgress>::default();
         let (end, ended) = bounded(1);
         let order = MoveOrder {
-            moves: moves.collect(),
+            moves: moves.into(),
             progress: Arc::clone(&progress),
             end,
         };
@@ -188,7 +191,12 @@ impl Inner {
         };
         let (news, lost) = bounded(1);
         let inner = Arc::clone(self);
-        let supervise = move || inner.supervise_drain(link, &ended, &lost);
+        let of_order = Arc::clone(&drain.progress);
+        let supervise = move || {
+            inner.wait_for_moves(&ended, &lost);
+            inner.settle(&targets, &of_order);
+            inner.end_drain(link);
+        };
         let thread = std::thread::Builder::new().name(format!("drain-{}", node.0));
         let system = |error| HotplugError::Donor(FabricError::System("start a thread", error));
         let is_open = !state.closed;
@@ -207,7 +215,9 @@ impl Inner {
         Ok(drain.summary())
     }
 
-    fn supervise_drain(self: &Arc<Self>, link: usize, ended: &Receiver<()>, lost: &Receiver<()>) {
+    /// Waits until an order of moves has ended; donors that are lost meanwhile before they hold
+    /// anything are removed, and with them the moves to them.
+    fn wait_for_moves(self: &Arc<Self>, ended: &Receiver<()>, lost: &Receiver<()>) {
         // A disconnected channel is ready as well: the order ends by that, and news by the VM's end.
         loop {
             crossbeam_channel::select! {
@@ -221,7 +231,6 @@ impl Inner {
                 }
             }
         }
-        self.end_drain(link);
     }
 
     /// Announces that a donor was lost.

@@ -1,46 +1,54 @@
-//! Copies of replicated memory, or pieces of stripes, move to donors that have less than their share,
-//! such as one that has just joined.
+//! Memory moves to donors that have less than their share, such as one that has just joined: copies of
+//! replicated memory, pieces of stripes, or blocks that have one copy ([`blocks`](super::blocks)).
 
-use super::super::{HotplugError, Inner};
+use super::super::{HotplugError, Inner, State};
 use super::copies::Watched;
 use super::room::Found;
 use super::{DrainError, Drains};
 use crate::drain::{Rebalance, RebalanceState, RebalanceSummary};
 use crate::fabric::{DonorAddress, FabricEvent, replicas};
 use crate::homes::BLOCK_BYTES;
+use crate::link::Leased;
 use crossbeam_channel::{Receiver, bounded};
 use fabric_replicas::ReplicaSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl Drains {
-    /// Has the donors in `new` join, and moves copies until each donor has its share of them, in
-    /// proportion to what it lends. Returns when they begin to move. Donors of `new` that the VM has
+    /// Has the donors in `new` join, and moves memory until each donor has its share of it, in
+    /// proportion to what it lends. Returns when it begins to move. Donors of `new` that the VM has
     /// already stay as they are.
     ///
     /// # Errors
     ///
     /// See [`DrainError`]. Nothing has changed then.
     pub fn rebalance(&self, new: &[DonorAddress]) -> Result<RebalanceSummary, DrainError> {
-        let set = self.0.replicas.as_ref().ok_or(DrainError::OneCopy)?;
-        self.0.rebalance(set, new)
+        match &self.0.replicas {
+            Some(set) => self.0.rebalance_copies(set, new),
+            None => self.0.rebalance_blocks(new),
+        }
     }
 
-    /// Ends the rebalancing in progress after the copy that is moving. Returns false without one.
+    /// Ends the rebalancing in progress after the part that is moving. Returns false without one.
     #[must_use]
     pub fn stop_rebalancing(&self) -> bool {
-        let set = self.0.replicas.as_ref();
-        set.is_some_and(|set| {
-            // One that has begun is recorded while this is locked.
-            let _state = self.0.lock();
-            // First, so that it is known when the last copy has moved.
-            self.0.with_rebalance(|last| last.is_stopped = true);
-            set.stop_rebalancing()
-        })
+        // One that has begun is recorded while this is locked.
+        let _state = self.0.lock();
+        let mut is_moving = false;
+        // First, so that it is known when the last part has moved.
+        self.0.with_rebalance(|last| {
+            last.is_stopped = true;
+            is_moving = !last.is_over();
+            last.progress.stop();
+        });
+        match &self.0.replicas {
+            Some(set) => set.stop_rebalancing(),
+            None => is_moving,
+        }
     }
 }
 
 impl Inner {
-    fn rebalance(
+    fn rebalance_copies(
         self: &Arc<Self>,
         set: &Arc<ReplicaSet>,
         new: &[DonorAddress],
@@ -82,6 +90,19 @@ impl Inner {
             state: RebalanceState::Moving,
             is_stopped: false,
         };
+        let supervise = move |inner: &Arc<Self>, closed: &Receiver<()>| {
+            inner.supervise_rebalance(&ended, closed);
+        };
+        Ok(self.watch_rebalance(state, rebalance, supervise))
+    }
+
+    /// Records a rebalancing that has begun, and has a thread wait for its end.
+    pub(super) fn watch_rebalance(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        rebalance: Rebalance,
+        supervise: impl FnOnce(&Arc<Self>, &Receiver<()>) + Send + 'static,
+    ) -> RebalanceSummary {
         let summary = rebalance.summary();
         let mut last = self
             .moves
@@ -93,11 +114,11 @@ impl Inner {
         let (news, closed) = bounded(1);
         state.news = Some(news);
         let inner = Arc::clone(self);
-        let supervise = move || inner.supervise_rebalance(&ended, &closed);
+        let supervise = move || supervise(&inner, &closed);
         let thread = std::thread::Builder::new().name("rebalance".into());
         match thread.spawn(supervise) {
             Ok(thread) => state.leaving.push(thread),
-            // The copies move as well.
+            // The memory moves as well.
             Err(error) => {
                 drop(state);
                 let why = format!("there was no thread for it: {error}");
@@ -106,16 +127,25 @@ impl Inner {
         }
         let mib = summary.bytes >> 20;
         tracing::info!("{mib} MiB move to donors that have less than their share");
-        Ok(summary)
+        summary
     }
 
-    /// Has new donors join, each with as much as it is named with, or as the VM's largest lends.
+    /// Has new donors join that are to hold copies.
     fn join_for_share(
         self: &Arc<Self>,
         set: &Arc<ReplicaSet>,
         new: &[DonorAddress],
     ) -> Result<Vec<usize>, DrainError> {
         let new = self.split_members(set, new, |_, _| {})?;
+        let (leases, found) = self.lease_for_share(&new)?;
+        self.join_leased(set, &new, leases, &found)
+    }
+
+    /// Leases from new donors, from each as much as it is named with, or as the VM's largest lends.
+    pub(super) fn lease_for_share(
+        &self,
+        new: &[DonorAddress],
+    ) -> Result<(Vec<(usize, Leased)>, Found), DrainError> {
         let most = {
             let state = self.lock();
             let nodes = &self.shared.nodes;
@@ -125,7 +155,7 @@ impl Inner {
             links.map(|link| self.slots_of(&state, link)).max()
         };
         let (mut leases, mut found) = (Vec::new(), Found::default());
-        for donor in &new {
+        for donor in new {
             let named = donor.bytes.map(|bytes| bytes / BLOCK_BYTES);
             let named = named.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
             let wanted = named.or(most).unwrap_or(1).max(1);
@@ -134,7 +164,7 @@ impl Inner {
         if leases.is_empty() && !new.is_empty() {
             return Err(DrainError::NothingLent(found.texts.join("; ")));
         }
-        self.join_leased(set, &new, leases, &found)
+        Ok((leases, found))
     }
 
     fn supervise_rebalance(&self, ended: &Receiver<u32>, closed: &Receiver<()>) {
@@ -149,6 +179,11 @@ impl Inner {
                 }
             }
         };
+        self.conclude_rebalance(stayed);
+    }
+
+    /// Ends a rebalancing of which so many parts stayed, or an unknown number when the VM ended.
+    pub(super) fn conclude_rebalance(&self, stayed: Option<u32>) {
         let mut is_stopped = false;
         let mut copy_bytes = 0;
         self.with_rebalance(|last| (is_stopped, copy_bytes) = (last.is_stopped, last.copy_bytes));

@@ -6,6 +6,7 @@ use crate::fabric::DonorAddress;
 use crate::homes::{BLOCK_BYTES, Home};
 use crate::link::{Leased, describe};
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
@@ -54,8 +55,11 @@ impl Inner {
             // The leases are released.
             return Err(self.too_little(drained, blocks, found));
         }
-        self.connect_all(leases, blocks, &mut places)?;
-        self.note_taken(&places);
+        for (place, slots) in self.connect_all(leases)? {
+            let wanted = blocks - u32::try_from(places.len()).expect("23 bits");
+            let node = self.node_of(place);
+            places.extend((0..slots.min(wanted)).map(|slot| Home { node, slot }));
+        }
         Ok(places)
     }
 
@@ -124,18 +128,17 @@ impl Inner {
         }
     }
 
-    /// Connects to donors that have lent, and adds homes there until there are `blocks`.
-    fn connect_all(
+    /// Connects to donors that have lent, or to none. Returns their links, with the blocks that each
+    /// lends.
+    pub(super) fn connect_all(
         self: &Arc<Self>,
         leases: Vec<(usize, Leased)>,
-        blocks: u32,
-        places: &mut Vec<Home>,
-    ) -> Result<(), DrainError> {
+    ) -> Result<Vec<(usize, u32)>, DrainError> {
         let mut connected = Vec::new();
         for (place, leased) in leases {
             let slots = u32::try_from(leased.grant().bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
             // In a new loan no slot is used.
-            fabric_host::lock(&self.next_slots).insert(place, 0);
+            fabric_host::lock(&self.spent).remove(&place);
             self.lock().joiners[self.joiner_of(place)] = Joiner {
                 taken: true,
                 ..Joiner::default()
@@ -143,44 +146,49 @@ impl Inner {
             match self.connect(place, leased) {
                 Ok(links) => {
                     self.lock().joiners[self.joiner_of(place)].links = Some(links);
-                    connected.push(place);
-                    let wanted = blocks - u32::try_from(places.len()).expect("23 bits");
-                    let node = self.node_of(place);
-                    places.extend((0..slots.min(wanted)).map(|slot| Home { node, slot }));
+                    connected.push((place, slots));
                 }
                 Err(error) => {
                     self.lock().joiners[self.joiner_of(place)].taken = false;
-                    for place in connected {
+                    for (place, _) in connected {
                         self.disconnect(place);
                     }
                     return Err(error.into());
                 }
             }
         }
-        Ok(())
+        Ok(connected)
     }
 
-    /// Takes slots of loans that were never used, those of the largest rest first.
+    /// Takes free slots of loans, those of the largest rest first.
     fn take_left(&self, drained: usize, blocks: u32, places: &mut Vec<Home>, found: &mut Found) {
         let state = self.lock();
-        let links = (0..self.shared.nodes.links()).filter(|&link| link != drained);
-        let links = links.filter(|&link| self.is_lender(&state, link) && self.is_reachable(link));
-        // A donor that joined for added memory keeps its rest for that.
-        let links = links.filter(|&link| state.pools.used_of(self.node_of(link)).is_none());
-        let mut left: Vec<(usize, u32, u32)> = links
-            .map(|link| (link, self.next_slot(link), self.slots_of(&state, link)))
-            .filter(|&(_, next, slots)| next < slots)
+        let links = self.takers(&state).filter(|&link| link != drained);
+        let mut left: Vec<(usize, Vec<u32>)> = links
+            .map(|link| (link, self.free_slots(&state, link)))
+            .filter(|(_, free)| !free.is_empty())
             .collect();
-        left.sort_by_key(|&(_, next, slots)| Reverse(slots - next));
-        for (link, next, slots) in left {
-            let count = (slots - next).min(blocks - found.blocks);
-            if count == 0 {
+        left.sort_by_key(|(_, free)| Reverse(free.len()));
+        for (link, free) in left {
+            let missing = (blocks - found.blocks) as usize;
+            if missing == 0 {
                 break;
             }
             let node = self.node_of(link);
+            let taken = free.into_iter().take(missing);
+            let before = places.len();
+            places.extend(taken.map(|slot| Home { node, slot }));
+            let count = u32::try_from(places.len() - before).expect("23 bits");
             found.add(&node.to_string(), count);
-            places.extend((next..next + count).map(|slot| Home { node, slot }));
         }
+    }
+
+    /// Returns the links of donors that can get blocks at the moment.
+    pub(super) fn takers<'a>(&'a self, state: &'a State) -> impl Iterator<Item = usize> + 'a {
+        let links = 0..self.shared.nodes.links();
+        let links = links.filter(|&link| self.is_lender(state, link) && self.is_reachable(link));
+        // A donor that joined for added memory keeps its rest for that.
+        links.filter(|&link| state.pools.used_of(self.node_of(link)).is_none())
     }
 
     pub(super) fn slots_of(&self, state: &State, link: usize) -> u32 {
@@ -194,22 +202,24 @@ impl Inner {
         u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX)
     }
 
-    /// Returns the first slot of a loan that was never a home. One that was is not used again: a
-    /// request for its earlier block may be on its way.
-    fn next_slot(&self, link: usize) -> u32 {
-        let mut next_slots = fabric_host::lock(&self.next_slots);
-        *next_slots.entry(link).or_insert_with(|| {
-            let blocks = self.shared.homes.ram_blocks_at(self.node_of(link));
-            blocks.map(|(_, home)| home.slot + 1).max().unwrap_or(0)
-        })
+    /// Returns the slots of a loan that are no home, in order, except those that were one: a request
+    /// for the earlier block may be on its way.
+    pub(super) fn free_slots(&self, state: &State, link: usize) -> Vec<u32> {
+        let blocks = self.shared.homes.ram_blocks_at(self.node_of(link));
+        let mut taken: HashSet<u32> = blocks.map(|(_, home)| home.slot).collect();
+        if let Some(spent) = fabric_host::lock(&self.spent).get(&link) {
+            taken.extend(spent);
+        }
+        let slots = 0..self.slots_of(state, link);
+        slots.filter(|slot| !taken.contains(slot)).collect()
     }
 
-    fn note_taken(&self, places: &[Home]) {
-        let mut next_slots = fabric_host::lock(&self.next_slots);
-        for home in places {
+    /// Records slots that are not to be used again.
+    pub(super) fn note_spent(&self, homes: impl Iterator<Item = Home>) {
+        let mut spent = fabric_host::lock(&self.spent);
+        for home in homes {
             if let Some(link) = self.shared.nodes.link_to(home.node) {
-                let next = next_slots.entry(link).or_insert(0);
-                *next = (*next).max(home.slot + 1);
+                spent.entry(link).or_default().insert(home.slot);
             }
         }
     }
@@ -221,7 +231,7 @@ impl Inner {
         })
     }
 
-    fn address_of(&self, link: usize) -> Option<SocketAddr> {
+    pub(super) fn address_of(&self, link: usize) -> Option<SocketAddr> {
         let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
         lenders.get(link).and_then(|lent| lent.address)
     }

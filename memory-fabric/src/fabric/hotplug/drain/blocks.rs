@@ -1,0 +1,95 @@
+//! Blocks of memory with one copy move to donors that have less than their share.
+
+use super::super::{HotplugError, Inner};
+use super::share::{self, Lender};
+use super::{DrainError, MoveOrder, MoveProgress};
+use crate::drain::{Rebalance, RebalanceState, RebalanceSummary};
+use crate::fabric::DonorAddress;
+use crate::homes::{BLOCK_BYTES, Home};
+use crossbeam_channel::{Receiver, bounded};
+use std::sync::Arc;
+
+impl Inner {
+    pub(super) fn rebalance_blocks(
+        self: &Arc<Self>,
+        new: &[DonorAddress],
+    ) -> Result<RebalanceSummary, DrainError> {
+        {
+            let mut state = self.lock();
+            self.may_move_blocks(&state)?;
+            state.joining = true;
+        }
+        let joined = self.join_with_blocks(new);
+        let mut state = self.lock();
+        state.joining = false;
+        joined?;
+        let lenders: Vec<Lender> = self
+            .takers(&state)
+            .map(|link| Lender {
+                node: self.node_of(link),
+                lent: self.slots_of(&state, link),
+                free: self.free_slots(&state, link),
+            })
+            .collect();
+        let moves = share::plan(&self.shared.homes, lenders);
+        self.note_spent(moves.iter().map(|one| one.from));
+        let targets: Vec<(u32, Home)> = moves.iter().map(|one| (one.block, one.to)).collect();
+        let progress = Arc::<MoveProgress>::default();
+        let (end, ended) = bounded(1);
+        let order = MoveOrder {
+            moves: moves.into(),
+            progress: Arc::clone(&progress),
+            end,
+        };
+        if state.closed || !self.shared.evictor.move_blocks(order) {
+            return Err(HotplugError::Ended.into());
+        }
+        let rebalance = Rebalance {
+            copies: u32::try_from(targets.len()).expect("23 bits"),
+            copy_bytes: BLOCK_BYTES,
+            progress,
+            state: RebalanceState::Moving,
+            is_stopped: false,
+        };
+        let of_order = Arc::clone(&rebalance.progress);
+        let supervise = move |inner: &Arc<Self>, lost: &Receiver<()>| {
+            inner.wait_for_moves(&ended, lost);
+            let stayed = inner.settle(&targets, &of_order);
+            let is_ended = stayed > 0 && inner.shared.lifecycle.is_stopping();
+            inner.conclude_rebalance((!is_ended).then_some(stayed));
+        };
+        Ok(self.watch_rebalance(state, rebalance, supervise))
+    }
+
+    /// Has donors join that are not among the VM's.
+    fn join_with_blocks(self: &Arc<Self>, new: &[DonorAddress]) -> Result<(), DrainError> {
+        let known: Vec<_> = {
+            let state = self.lock();
+            let links = 0..self.shared.nodes.links();
+            let links = links.filter(|&link| self.is_lender(&state, link));
+            links.filter_map(|link| self.address_of(link)).collect()
+        };
+        let new = new.iter().filter(|donor| !known.contains(&donor.address));
+        let new: Vec<DonorAddress> = new.cloned().collect();
+        let (leases, found) = self.lease_for_share(&new)?;
+        if leases.len() < new.len() {
+            let texts = found.texts.join("; ");
+            tracing::warn!("not all donors lend that were named: {texts}");
+        }
+        self.connect_all(leases).map(drop)
+    }
+
+    /// Returns how many of the blocks are not where they were to move, after the end of the order.
+    pub(super) fn settle(&self, targets: &[(u32, Home)], progress: &MoveProgress) -> u32 {
+        let homes = &self.shared.homes;
+        let stayed = targets.iter();
+        let stayed = stayed.filter(|&&(block, to)| homes.home(block) != Some(to));
+        let stayed: Vec<Home> = stayed.map(|&(_, to)| to).collect();
+        let count = u32::try_from(stayed.len()).expect("23 bits");
+        if progress.was_given_up() {
+            // Writes to one of these slots may be on their way.
+            self.note_spent(stayed.into_iter());
+        }
+        count
+    }
+}

@@ -1,0 +1,193 @@
+//! Memory with one copy moves to donors that have less than their share while the guest runs: no update
+//! is lost.
+
+use super::drain_replicas::joins;
+use super::rebalance::{donors, held, is_over, running};
+use super::replicas::{GUEST, increment};
+use fabric_test_support::delay::delayed;
+use fabric_test_support::*;
+use memory_fabric::donor::server::Donor;
+use memory_fabric::fabric::{
+    DrainError, FabricConfig, FabricEvent, LocalUse, RebalanceState, Sealing, TransportKind,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const LOCAL: u64 = 16 * MIB;
+
+fn of_two(donors: &[Option<Donor>], transport: TransportKind, seal: Sealing) -> FabricConfig {
+    let addresses: Vec<_> = donors.iter().map(|one| running(one).address()).collect();
+    FabricConfig {
+        transport,
+        seal,
+        checksum: true,
+        ..config(GUEST, LOCAL, &addresses)
+    }
+}
+
+/// A donor joins two others while threads increment words, gets its share, and is drained again.
+fn join_and_leave(transport: TransportKind, seal: Sealing, seed: u64) {
+    let old = donors::<2>();
+    let [new] = donors::<1>();
+    let mut config = of_two(&old, transport, seal);
+    let rest = GUEST / 2 + 8 * MIB;
+    config
+        .donors
+        .iter_mut()
+        .for_each(|one| one.bytes = Some(rest));
+    let fabric = start(&config);
+    let view = fabric.fabric.view().clone();
+    let drains = fabric.fabric.drains().expect("donors");
+    let mut stage = 0;
+    increment(&fabric, seed, 120_000, |done| {
+        match stage {
+            0 if done > 20_000 => {
+                let to = joins(running(&new).address(), None);
+                let begun = drains.rebalance(&[to]).expect("it joins");
+                assert_eq!(begun.bytes, GUEST / 3, "{begun:?}");
+                stage = 1;
+            }
+            1 if is_over(&view) => {
+                let last = view.rebalance().expect("one");
+                assert_eq!(last.state, RebalanceState::Done, "{last:?}");
+                assert_eq!(last.moved_bytes, last.bytes);
+                assert_eq!(held(&view), [GUEST / 3; 3]);
+                assert_eq!(drains.rebalance(&[]).expect("done").bytes, 0);
+                stage = 2;
+            }
+            // Blocks return to slots that were never used: each has room for 8 MiB.
+            2 if is_over(&view) => {
+                let node = view.nodes()[3].id;
+                drains.drain(node, &[]).expect("room");
+                stage = 3;
+            }
+            3 if view.drain().is_some_and(|drain| drain.is_over()) => stage = 4,
+            _ => {}
+        }
+        stage == 4
+    });
+    assert_eq!(running(&new).pool().leases(), 0, "seed {seed}");
+    assert_eq!(held(&view)[..2], [GUEST / 2; 2]);
+    let is_end =
+        |event: &FabricEvent| matches!(event, FabricEvent::Rebalanced(_) | FabricEvent::Drained(_));
+    let events: Vec<_> = fabric.events.try_iter().collect();
+    assert!(events.len() == 3 && events.iter().all(is_end), "{events:?}");
+    assert_eq!(fabric.fabric.stats().sealing.rejected.get(), 0);
+    fabric.fabric.shutdown();
+}
+
+#[test]
+fn a_donor_that_joins_gets_its_share_of_memory_with_one_copy() {
+    join_and_leave(TransportKind::Tcp, Sealing::Off, 1);
+    join_and_leave(TransportKind::Tcp, Sealing::On, 2);
+    join_and_leave(TransportKind::Udp, Sealing::Off, 3);
+}
+
+#[test]
+fn a_rebalancing_of_memory_with_one_copy_is_stopped_and_goes_on() {
+    let all = donors::<3>();
+    let delay_us = Arc::<AtomicU64>::default();
+    let slow = delayed(running(&all[2]).address(), Arc::clone(&delay_us));
+    let fabric = start(&of_two(&all[..2], TransportKind::Tcp, Sealing::Off));
+    let view = fabric.fabric.view().clone();
+    let drains = fabric.fabric.drains().expect("donors");
+    assert!(!drains.stop_rebalancing());
+    let (mut stage, mut moved) = (0, 0);
+    increment(&fabric, 20, 100_000, |done| {
+        match stage {
+            0 if done > 20_000 => {
+                drains.rebalance(&[joins(slow, None)]).expect("it joins");
+                delay_us.store(20_000, Ordering::Relaxed);
+                let refused = drains.rebalance(&[]).expect_err("it is in progress");
+                assert!(matches!(refused, DrainError::Rebalancing), "{refused}");
+                let refused = drains.drain(view.nodes()[1].id, &[]);
+                let refused = refused.expect_err("it is in progress");
+                assert!(matches!(refused, DrainError::Rebalancing), "{refused}");
+                stage = 1;
+            }
+            1 if view.rebalance().is_some_and(|last| last.moved_bytes > 0) => {
+                assert!(drains.stop_rebalancing());
+                delay_us.store(0, Ordering::Relaxed);
+                stage = 2;
+            }
+            2 if is_over(&view) => {
+                let last = view.rebalance().expect("one");
+                assert_eq!(last.state, RebalanceState::Stopped, "{last:?}");
+                assert!(last.moved_bytes < last.bytes, "{last:?}");
+                moved = last.moved_bytes;
+                let rest = drains.rebalance(&[]).expect("it goes on");
+                assert_eq!(rest.bytes + moved, last.bytes);
+                stage = 3;
+            }
+            3 if is_over(&view) => {
+                let last = view.rebalance().expect("one");
+                assert_eq!(last.state, RebalanceState::Done, "{last:?}");
+                assert!(!drains.stop_rebalancing());
+                stage = 4;
+            }
+            _ => {}
+        }
+        stage == 4
+    });
+    assert_eq!(held(&view), [GUEST / 3; 3]);
+    fabric.fabric.shutdown();
+}
+
+/// Its answers are late, so that no block is there when it is lost.
+#[test]
+fn a_new_donor_that_is_lost_before_a_block_is_there_leaves_all_where_it_was() {
+    let mut all = donors::<4>();
+    let delay_us = Arc::<AtomicU64>::default();
+    let slow = delayed(running(&all[2]).address(), Arc::clone(&delay_us));
+    let mut config = of_two(&all[..2], TransportKind::Tcp, Sealing::Off);
+    config.grace = Duration::from_millis(300);
+    let fabric = start(&config);
+    let view = fabric.fabric.view().clone();
+    let drains = fabric.fabric.drains().expect("donors");
+    let mut stage = 0;
+    increment(&fabric, 30, 100_000, |done| {
+        match stage {
+            0 if done > 20_000 => {
+                delay_us.store(100_000, Ordering::Relaxed);
+                drains.rebalance(&[joins(slow, None)]).expect("it joins");
+                drop(all[2].take());
+                stage = 1;
+            }
+            1 if is_over(&view) => {
+                let last = view.rebalance().expect("one");
+                let RebalanceState::Failed(why) = &last.state else {
+                    panic!("{last:?}");
+                };
+                assert!(why.contains("16 MiB stay where they were"), "{why}");
+                assert_eq!(last.moved_bytes, 0);
+                assert_eq!(held(&view)[..2], [GUEST / 2; 2]);
+                // It can be repeated, with another one.
+                let to = joins(running(&all[3]).address(), None);
+                drains.rebalance(&[to]).expect("it joins");
+                stage = 2;
+            }
+            2 if is_over(&view) => stage = 3,
+            _ => {}
+        }
+        stage == 3
+    });
+    let last = view.rebalance().expect("one");
+    assert_eq!(last.state, RebalanceState::Done, "{last:?}");
+    let events: Vec<_> = fabric.events.try_iter().collect();
+    let is_end = |event: &FabricEvent| matches!(event, FabricEvent::Rebalanced(_));
+    assert!(events.iter().all(is_end), "the guest ran on: {events:?}");
+    fabric.fabric.shutdown();
+}
+
+#[test]
+fn donors_that_the_guest_sees_are_not_rebalanced() {
+    let all = donors::<2>();
+    let mut config = of_two(&all, TransportKind::Tcp, Sealing::Off);
+    config.local_use = LocalUse::Home;
+    let fabric = start(&config);
+    let drains = fabric.fabric.drains().expect("donors");
+    let refused = drains.rebalance(&[]).expect_err("exposed");
+    assert!(matches!(refused, DrainError::Exposed), "{refused}");
+    fabric.fabric.shutdown();
+}
