@@ -2,11 +2,14 @@
 //! no update is lost.
 
 use super::replicas::{GUEST, assert_one_loss, events, increment, replicated};
+use super::stripes::striped;
 use fabric_homes::NodeId;
 use fabric_test_support::delay::delayed;
 use fabric_test_support::*;
 use memory_fabric::donor::server::Donor;
-use memory_fabric::fabric::{DonorAddress, DrainState, Sealing, TransportKind};
+use memory_fabric::fabric::{
+    DonorAddress, DrainError, DrainState, FabricConfig, HotplugError, Sealing, TransportKind,
+};
 use memory_fabric::view::FabricView;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -160,5 +163,70 @@ fn a_donor_that_is_killed_while_it_leaves_loses_nothing() {
         DrainState::Done => assert!(drain.moved_bytes < drain.bytes, "{drain:?}"),
         DrainState::Moving | DrainState::Leaving => panic!("{drain:?}"),
     }
+    running.fabric.shutdown();
+}
+
+/// Kills a donor without room elsewhere while threads increment words, has one join, and kills another
+/// one when all is whole.
+fn join_for_lost(count: usize, config: impl Fn(&[SocketAddr]) -> FabricConfig, seed: u64) {
+    let mut donors: Vec<_> = (0..count).map(|_| Some(donor(GUEST))).collect();
+    let addresses: Vec<_> = donors.iter().flatten().map(Donor::address).collect();
+    let spare = donor(GUEST);
+    let joining = joins(spare.address(), None);
+    let mut config = config(&addresses);
+    config.grace = Duration::from_millis(200);
+    let running = start(&config);
+    let view = running.fabric.view().clone();
+    let drains = running.fabric.drains().expect("donors");
+    let mut stage = 0;
+    increment(&running, seed, 200_000, |done| {
+        if stage == 0 && done > 20_000 {
+            drop(donors[0].take());
+            let lent = drains.join_for_copies(&joining).expect("it lends");
+            assert_eq!(lent, spare.pool().lent_bytes());
+            stage = 1;
+        }
+        let replicas = view.replicas().expect("replicated");
+        let is_whole = replicas.repaired_bytes > 0 && replicas.degraded_bytes == 0;
+        if stage == 1 && is_whole {
+            // What it had is on the one that joined, so another one may be lost as well.
+            drop(donors[1].take());
+            stage = 2;
+        }
+        stage == 2
+    });
+    assert_eq!(spare.pool().leases(), 1);
+    let again = drains.join_for_copies(&joining).expect_err("it is one");
+    assert!(again.to_string().contains("already"), "{again}");
+    assert_eq!(spare.pool().leases(), 1);
+    running.fabric.shutdown();
+    assert_eq!(spare.pool().leases(), 0);
+    let ended = drains.join_for_copies(&joining).expect_err("it has ended");
+    assert!(
+        matches!(ended, DrainError::Change(HotplugError::Ended)),
+        "{ended}"
+    );
+    assert_eq!(spare.pool().leases(), 0);
+}
+
+#[test]
+fn copies_of_a_killed_donor_are_made_again_on_one_that_joins() {
+    join_for_lost(2, replicated, 7);
+}
+
+#[test]
+fn pieces_of_a_killed_donor_are_made_again_on_one_that_joins() {
+    join_for_lost(3, |donors| striped("2+1", donors), 8);
+}
+
+#[test]
+fn without_copies_no_donor_joins_for_them() {
+    let donors = [donor(GUEST), donor(GUEST)];
+    let running = start(&config(GUEST, 16 * MIB, &[donors[0].address()]));
+    let drains = running.fabric.drains().expect("donors");
+    let joining = joins(donors[1].address(), None);
+    let text = drains.join_for_copies(&joining).expect_err("one copy");
+    assert!(text.to_string().contains("--replicas 2"), "{text}");
+    assert_eq!(donors[1].pool().leases(), 0);
     running.fabric.shutdown();
 }

@@ -9,8 +9,8 @@ use crate::report::{
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
-    ConnectionsDropped, Evictions, LinkNow, MemberUse, NodeConnections, NodeCounters, NodeNow,
-    NodeStatus, SCHEMA, VcpuNow, VcpuState, VmState, VmStatus, rdma,
+    ClusterNow, ConnectionsDropped, Evictions, LinkNow, MemberUse, NodeConnections, NodeCounters,
+    NodeNow, NodeStatus, SCHEMA, VcpuNow, VcpuState, VmState, VmStatus, rdma,
 };
 
 /// Faults of one kind, all times from their median.
@@ -252,6 +252,12 @@ pub fn status() -> VmStatus {
         },
         rdma: resources(),
         certificate_not_after: Some(1_800_000_001),
+        cluster: Some(ClusterNow {
+            connected: false,
+            since_s: 12.5,
+            nodes: 3,
+            error: Some("etcd at 10.0.0.1:2379 cannot be asked".into()),
+        }),
         errors_total: 1,
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,

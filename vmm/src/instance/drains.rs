@@ -44,10 +44,12 @@ pub(super) struct State {
     pub rebalance_error: Option<String>,
     /// Whether the guest has ended.
     ended: bool,
-    /// Disconnected at the end, for the thread that looks for failing donors.
-    watch: Option<Sender<()>>,
+    /// Disconnected at the end, for the threads that look after donors.
+    watches: Vec<Sender<()>>,
     /// The donors of the configuration, and those that were named as targets.
     pub named: Vec<DonorAddress>,
+    /// Whether a donor has joined for copies that were lost.
+    pub has_joined: bool,
 }
 
 /// What came of an attempt to drain a donor that fails.
@@ -106,7 +108,7 @@ impl VmDrains {
     pub fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
-        state.watch = None;
+        state.watches.clear();
         drop(state);
         self.changes.notify();
     }
@@ -124,6 +126,15 @@ impl VmDrains {
     /// Returns the donors that lend now.
     pub fn lenders(&self) -> Vec<Lender> {
         lenders(&self.view)
+    }
+
+    /// Returns those that are not out of use.
+    pub(super) fn in_use(&self) -> Vec<Lender> {
+        let copies = self.view.replicas();
+        let out = copies.map(|copies| copies.out).unwrap_or_default();
+        let mut lenders = self.lenders();
+        lenders.retain(|lender| !out.contains(&lender.node));
+        lenders
     }
 
     /// Returns the state of drains.
@@ -210,10 +221,10 @@ impl VmDrains {
         attempt_of(begun.map(drop))
     }
 
-    /// Returns what is disconnected when the guest ends, once.
+    /// Returns what is disconnected when the guest ends.
     pub fn until_end(&self) -> Receiver<()> {
         let (watch, ended) = bounded(0);
-        self.lock().watch = Some(watch);
+        self.lock().watches.push(watch);
         ended
     }
 
@@ -230,11 +241,15 @@ impl VmDrains {
     /// Returns the donors for another boot of the guest, if those of its configuration have been
     /// drained, or others have joined: each that has memory of the guest is asked for at least as much.
     pub fn donors_for_restart(&self) -> Option<Vec<DonorAddress>> {
-        if self.view.drain().is_none() && self.view.rebalance().is_none() {
+        let state = self.lock();
+        let has_moved = self.view.drain().is_some() || self.view.rebalance().is_some();
+        if !has_moved && !state.has_joined {
             return None;
         }
-        let (named, lenders) = (&self.lock().named, self.lenders());
+        let (named, lenders) = (&state.named, self.lenders());
         Some(match self.view.replicas() {
+            // Another one has joined for the copies of those that were lost.
+            Some(_) if state.has_joined => connected(named, &self.in_use()),
             Some(_) => connected(named, &lenders),
             None => still_lending(named, &lenders),
         })
@@ -285,7 +300,7 @@ pub(super) fn newcomers(
 
 /// Returns those of `named` that have not left, as they were named last: all hold copies, or have
 /// room for them.
-fn connected(named: &[DonorAddress], lenders: &[Lender]) -> Vec<DonorAddress> {
+pub(super) fn connected(named: &[DonorAddress], lenders: &[Lender]) -> Vec<DonorAddress> {
     let has_left = |donor: &&DonorAddress| {
         let mut lenders = lenders.iter();
         !lenders.any(|lender| lender.address == Some(donor.address))
@@ -363,6 +378,7 @@ pub(super) fn refusal(error: &DrainError) -> Refusal {
         | DrainError::Added { .. }
         | DrainError::Exposed
         | DrainError::NotSealed(_)
+        | DrainError::Member(_)
         | DrainError::Out(_) => RefusalCode::State,
     };
     Refusal::new(code, describe(error))

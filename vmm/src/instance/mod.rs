@@ -12,6 +12,7 @@ mod follow;
 mod free_memory;
 mod hotplug;
 mod hotplug_routes;
+mod joining;
 mod links;
 mod listen;
 mod lost_node;
@@ -38,7 +39,7 @@ mod vm;
 mod vm_routes;
 mod working_set;
 
-pub(crate) use self::memory::guest_memory;
+pub(crate) use self::memory::{donor_address, guest_memory};
 pub use self::observe::percentiles;
 pub use self::run::run;
 pub use self::supervisor::LATE_END_TIME_MAX;

@@ -113,6 +113,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         rate_limits: rate_limits(booted),
         rdma: observed::rdma_resources(),
         certificate_not_after: instance.certificate_not_after(),
+        cluster: instance.cluster(),
         errors_total,
         errors: errors.split_off(newest),
         heat: None,

@@ -24,7 +24,7 @@ use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
 use super::working_set::WorkingSet;
-use super::{failing, follow, lost_node};
+use super::{failing, follow, joining, lost_node};
 use crate::config::name::called;
 use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings, VcpuPolicy};
 use crate::control_socket::route::Service;
@@ -54,6 +54,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let (with_donors, members) = Members::find(settings)?.unzip();
     let settings = with_donors.as_ref().unwrap_or(settings);
+    let members = members.map(Arc::new);
     let config = &settings.parse()?;
     if let Some(warning) = config.unprotected() {
         tracing::warn!("{warning}");
@@ -135,7 +136,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
 /// report.
 fn open_and_boot(
     config: &RunConfig,
-    members: Option<&Members>,
+    members: Option<&Arc<Members>>,
     confinement: &Confinement<'_>,
     instance: &Arc<Instance>,
     exec: Option<&Exec>,
@@ -159,6 +160,10 @@ fn open_and_boot(
     if let Some((_, address)) = &metrics {
         tracing::info!("metrics on http://{address}/metrics");
     }
+    if let Some(members) = members {
+        members.follow()?;
+        instance.note_cluster(members);
+    }
     let console = console_file(config)?;
     let devices = HostDevices::open(config)?;
     let run = Run {
@@ -180,7 +185,7 @@ fn open_and_boot(
 struct Run<'a> {
     config: &'a RunConfig,
     /// Where its donors come from, if that is an etcd.
-    members: Option<&'a Members>,
+    members: Option<&'a Arc<Members>>,
     confinement: &'a Confinement<'a>,
     supervisor: &'a Arc<Supervisor>,
     instance: &'a Instance,
@@ -238,9 +243,12 @@ impl Run<'_> {
         }
         let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
         let shares = donor_shares(config, &fabric_config);
-        let fabric = connected(config, self.members, &mut fabric_config, |fabric_config| {
-            connect(config, fabric_config, shares.as_ref(), supervisor)
-        })?;
+        let fabric = connected(
+            config,
+            self.members.map(Arc::as_ref),
+            &mut fabric_config,
+            |fabric_config| connect(config, fabric_config, shares.as_ref(), supervisor),
+        )?;
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
         let shown = fabric_config.credentials.as_ref();
@@ -316,6 +324,10 @@ impl Run<'_> {
         booted.set_machine(handle.clone(), begun.elapsed());
         if let Some(drains) = booted.drains.as_ref().filter(|_| config.drain_failing) {
             failing::start(drains).map_err(RunError::host("start a thread"))?;
+        }
+        if let (Some(drains), Some(members)) = (&booted.drains, self.members) {
+            let started = joining::start(drains, members, config.donor_grace);
+            started.map_err(RunError::host("start a thread"))?;
         }
         let follows = match (&others, config.vcpu_policy) {
             (Some(others), VcpuPolicy::Follow) => {

@@ -19,7 +19,9 @@ use crate::control_socket::changes::Changes;
 use crate::control_socket::protocol::{Refusal, RefusalCode};
 use crate::credentials::{self, DailyWarning};
 use crate::machine::MachineHandle;
+use crate::membership::Members;
 use crate::report::{Guest, Host, TransportUsed};
+use crate::status::ClusterNow;
 
 /// A VM from the start of its process to the end, over all boots of its guest.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub struct Instance {
     pub hotplug_changes: Changes,
     /// What this boot shows to nodes, and what warns before it expires.
     shown: Mutex<Option<(Arc<SharedCredentials>, DailyWarning)>>,
+    /// Where its donors come from, if that is an etcd.
+    cluster: OnceLock<Arc<Members>>,
     restarts: AtomicU64,
     booted: Mutex<Option<Arc<BootedVm>>>,
 }
@@ -84,6 +88,7 @@ impl Instance {
             supervisor,
             hotplug_changes: Changes::default(),
             shown: Mutex::new(None),
+            cluster: OnceLock::new(),
             restarts: AtomicU64::new(0),
             booted: Mutex::new(None),
         }
@@ -111,6 +116,23 @@ impl Instance {
         // Its thread ends, with nothing locked.
         drop(before);
         Ok(())
+    }
+
+    /// Notes where the VM's donors come from.
+    pub fn note_cluster(&self, members: &Arc<Members>) {
+        // A VM begins once.
+        let _ = self.cluster.set(Arc::clone(members));
+    }
+
+    /// Returns what is known of the cluster, if donors come from an etcd.
+    pub fn cluster(&self) -> Option<ClusterNow> {
+        let watched = self.cluster.get()?.now()?;
+        Some(ClusterNow {
+            connected: watched.is_connected,
+            since_s: watched.since.elapsed().as_secs_f64(),
+            nodes: u64::try_from(watched.found.members.len()).unwrap_or(u64::MAX),
+            error: watched.error,
+        })
     }
 
     /// Returns when the certificate expires that is in use; `None` without credentials.

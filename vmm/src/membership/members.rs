@@ -1,18 +1,21 @@
 //! The nodes of an etcd as donors of a VM.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use fabric_host::lock;
 use fabric_identity::Name;
 use memory_fabric::BLOCK_BYTES;
-use memory_fabric::fabric::{Redundancy, TransportKind};
+use memory_fabric::fabric::{DonorAddress, Redundancy, TransportKind};
 use serde::Serialize;
-use ssi_hv_membership::{Carrier, Endpoints, EtcdError, Found, Member, Target, find};
+use ssi_hv_membership::{
+    Carrier, Endpoints, EtcdError, Found, Member, Target, Watch, Watched, find,
+};
 
 use super::choose::{Candidate, Need, choose};
 use crate::config::address::{Donor, HostPort};
@@ -20,6 +23,7 @@ use crate::config::membership::MembershipError;
 use crate::config::{Protection, ResolvedDonor, RunSettings, ValidationError, resolved_donor};
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
+use crate::instance::donor_address;
 use crate::size::ByteSize;
 
 /// Deadline for the list of nodes, before the guest exists.
@@ -33,7 +37,7 @@ const NAMED_MAX: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum MembersError {
     /// There is no answer.
-    #[error("--cluster {target}: {source}; name nodes with --donor HOST:PORT to do without")]
+    #[error("no nodes by --cluster {target}; name some with --donor HOST:PORT to do without it")]
     Etcd {
         /// The etcd.
         target: Target,
@@ -65,6 +69,8 @@ pub struct Members {
     settings: RunSettings,
     need: Need,
     state: Mutex<State>,
+    /// Follows it while the VM runs.
+    watch: OnceLock<Watch>,
 }
 
 #[derive(Debug)]
@@ -111,6 +117,7 @@ impl Members {
             },
             need,
             state: Mutex::new(State { found, left_out }),
+            watch: OnceLock::new(),
         };
         let donors = members.chosen();
         let donors = donors.map_err(|error| Failure::new(ExitCode::DonorUnavailable, error))?;
@@ -153,6 +160,53 @@ impl Members {
         Ok(resolved
             .filter_map(|donor| self.resolved(&donor).ok())
             .collect())
+    }
+
+    /// Begins to follow the changes of the cluster.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the host has no thread or descriptor left.
+    pub fn follow(&self) -> Result<(), EtcdError> {
+        let found = lock(&self.state).found.clone();
+        let watch = Watch::start(&self.endpoints, found, || {})?;
+        // A VM begins once.
+        let _ = self.watch.set(watch);
+        Ok(())
+    }
+
+    /// Returns what is known of the cluster now.
+    #[must_use]
+    pub fn now(&self) -> Option<Watched> {
+        self.watch.get().map(Watch::now)
+    }
+
+    /// Returns the nodes that could join the VM now, those first that are in none of these zones.
+    #[must_use]
+    pub fn spares(&self, zones: &[String]) -> Vec<DonorAddress> {
+        let Some(watched) = self.now() else {
+            return Vec::new();
+        };
+        let until = Instant::now() + FIND_TIME_MAX;
+        let mut taken = HashSet::new();
+        let mut usable = Vec::new();
+        for (name, member) in &watched.found.members {
+            // Of nodes with one address the first counts, as at the start.
+            if let Ok((candidate, address)) = self.candidate(name, member, until)
+                && taken.insert(address)
+                && candidate.free_bytes >= BLOCK_BYTES
+            {
+                usable.push(candidate);
+            }
+        }
+        let is_beside = |one: &Candidate| {
+            let zone = one.zone.as_ref().map(Name::as_str);
+            zone.is_some_and(|zone| zones.iter().any(|other| other == zone))
+        };
+        usable.sort_by_key(|one| (is_beside(one), Reverse(one.free_bytes), one.name.clone()));
+        let resolved = usable.iter();
+        let resolved = resolved.filter_map(|one| self.resolved(&one.donor).ok());
+        resolved.map(|donor| donor_address(&donor)).collect()
     }
 
     fn resolved(&self, donor: &Donor) -> Result<ResolvedDonor, ValidationError> {

@@ -7,7 +7,7 @@ pub mod shared;
 
 use std::fmt::Write;
 
-use super::{NodeNow, NodeStatus, VmState, VmStatus};
+use super::{ClusterNow, NodeNow, NodeStatus, VmState, VmStatus};
 use crate::config::cpu_list::CpuList;
 use crate::report::{
     DrainUsed, FaultKind, Percentiles, RebalanceUsed, ReplicasUsed, Role, Traffic, TrafficClass,
@@ -94,6 +94,9 @@ pub fn vm(status: &VmStatus) -> String {
             line(format!("           now at {ranges}"));
         }
     }
+    if let Some(cluster) = &status.cluster {
+        line(format!("cluster    {}", of_cluster(cluster)));
+    }
     if let Some(drain) = &memory.drain {
         line(drained(drain));
     }
@@ -179,6 +182,19 @@ fn tables(line: &mut impl FnMut(String), status: &VmStatus) {
 
 /// Longest list of CPUs that fits a line.
 const CPU_LIST_CHARS_MAX: usize = 30;
+
+/// Describes the etcd of `--cluster`.
+fn of_cluster(cluster: &ClusterNow) -> String {
+    let nodes = format!("{} node(s) in etcd", cluster.nodes);
+    match cluster.connected {
+        true => nodes,
+        // Why is in the log, and in JSON.
+        false => format!(
+            "{nodes}, which has not answered for {:.0} s",
+            cluster.since_s
+        ),
+    }
+}
 
 /// Describes how much memory on donors has two copies.
 fn copies(replicas: &ReplicasUsed) -> String {

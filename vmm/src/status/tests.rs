@@ -42,6 +42,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
         "           donors sent 3 wrong pieces\n",
         "lost       128 KiB in 32 pages with 1 donor(s); 14 machine checks\n",
         "           now at 0x2000000-0x201cfff\n",
+        "cluster    3 node(s) in etcd, which has not answered for 12 s\n",
         "evictions  99:",
         "4 faults waited",
         "ahead      640 pages fetched: 512 used, 32 wasted; 3 touched on their way",

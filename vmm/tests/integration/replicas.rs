@@ -15,7 +15,7 @@ const PAGES: usize = (46 << 20) >> 12;
 const PRINTED: usize = 64;
 
 /// Reads a round of the guest, in which every page's counter must be `round`.
-fn read_round(vm: &mut Running, round: u64) {
+pub fn read_round(vm: &mut Running, round: u64) {
     let mut bytes = vec![0; PRINTED];
     for page in 0..PAGES {
         vm.console.read_exact(&mut bytes).expect("the guest walks");

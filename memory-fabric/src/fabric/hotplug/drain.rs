@@ -12,6 +12,7 @@ mod end;
 mod rebalance;
 mod room;
 mod share;
+mod spare;
 
 use super::{HotplugError, Inner, State};
 use crate::drain::{Drain, DrainState, DrainSummary};
@@ -98,6 +99,9 @@ pub enum DrainError {
         /// What others have room for, MiB.
         room_mib: u64,
     },
+    /// It is a donor of the VM.
+    #[error("{0} is a donor of this VM already")]
+    Member(SocketAddr),
     /// Common to all changes of donors.
     #[error(transparent)]
     Change(#[from] HotplugError),

@@ -92,6 +92,9 @@ pub struct VmStatus {
     /// When its certificate expires, in seconds since 1970; absent without credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_not_after: Option<i64>,
+    /// The etcd of `--cluster`; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterNow>,
     /// Number of errors reported since its start.
     #[serde(default)]
     pub errors_total: u64,
@@ -103,6 +106,21 @@ pub struct VmStatus {
     /// Where its memory is, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
+}
+
+/// The etcd from which a VM has its donors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ClusterNow {
+    /// Whether it answers. The VM does not depend on that.
+    pub connected: bool,
+    /// For how long that has been so, in seconds.
+    pub since_s: f64,
+    /// Nodes that are registered, as it answered last.
+    pub nodes: u64,
+    /// Why it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What a vCPU does or waits for.

@@ -12,37 +12,37 @@ use crate::pki::succeeds;
 use crate::running::{Place, Running, count, until, vm_with};
 use crate::support;
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 /// What a guest of 64 MiB with 16 MiB here needs of nodes.
 const REMOTE: u64 = 48 * MIB;
 
-fn walking(place: &Place, etcd: &Etcd, more: &[&str]) -> Running {
+pub(super) fn walking(place: &Place, etcd: &Etcd, more: &[&str]) -> Running {
     let url = etcd.url();
     let flags = [&["--name", "walks", "--cluster", &url][..], more].concat();
     vm_with(place, tiny_guests::walk_for_ever::code(), &flags)
 }
 
-fn status(place: &Place) -> Value {
+pub(super) fn status(place: &Place) -> Value {
     let mut all = place.json(&["status", "walks", "--json"]);
     all["vms"][0].take()
 }
 
 /// Returns the addresses of the donors of the VM.
-fn donors(place: &Place) -> Vec<String> {
+pub(super) fn donors(place: &Place) -> Vec<String> {
     let status = status(place);
     let nodes = status["nodes"].as_array().expect("nodes");
     let addresses = nodes.iter().filter_map(|node| node["address"].as_str());
     addresses.map(str::to_owned).collect()
 }
 
-fn lent(place: &Place, node: &Running) -> u64 {
+pub(super) fn lent(place: &Place, node: &Running) -> u64 {
     let status = place.json(&["status", &node.pid(), "--json"]);
     count(&status["nodes"][0], "/lent_bytes")
 }
 
 /// Waits until the guest has read pages of donors since now.
 #[track_caller]
-fn goes_on(place: &Place) {
+pub(super) fn goes_on(place: &Place) {
     let faults = "/faults/remote/count";
     let before = count(&status(place), faults);
     until(|| match count(&status(place), faults) {
@@ -52,7 +52,7 @@ fn goes_on(place: &Place) {
 }
 
 /// Returns the arguments of a VM that needs 48 MiB of nodes.
-fn arguments(place: &Place, cluster: &str) -> Vec<String> {
+pub(super) fn arguments(place: &Place, cluster: &str) -> Vec<String> {
     let kernel = place.path("kernel");
     fs::write(
         &kernel,

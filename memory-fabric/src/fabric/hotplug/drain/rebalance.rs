@@ -130,8 +130,8 @@ impl Inner {
         summary
     }
 
-    /// Has new donors join that are to hold copies.
-    fn join_for_share(
+    /// Has new donors join, each with as much as it is named with, or as the VM's largest lends.
+    pub(super) fn join_for_share(
         self: &Arc<Self>,
         set: &Arc<ReplicaSet>,
         new: &[DonorAddress],

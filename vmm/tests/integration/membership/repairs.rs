@@ -1,0 +1,135 @@
+//! Nodes of a real etcd that join a running VM for copies that were lost.
+
+use std::io::Read as _;
+
+use ssi_hv::exit::ExitCode;
+use ssi_hv_membership::testing::Etcd;
+
+use super::vms::{MIB, arguments, donors, goes_on, lent, status, walking};
+use super::{entry, registered};
+use crate::replicas::read_round;
+use crate::running::{Place, Running, count, next_address, until, vm_with};
+use crate::support;
+
+/// Flags of a VM whose donors are lost soon.
+const COPIES: [&str; 4] = ["--replicas", "2", "--donor-grace", "1"];
+
+/// Waits until the VM knows of so many nodes in an etcd that answers, or does not.
+#[track_caller]
+fn knows(place: &Place, nodes: u64, is_connected: bool) {
+    until(|| {
+        let now = status(place)["cluster"].take();
+        let is_right = now["nodes"] == nodes && now["connected"] == is_connected;
+        is_right.then_some(()).ok_or_else(|| now.to_string())
+    });
+}
+
+/// Waits until some memory has one copy, or none has.
+#[track_caller]
+fn is_degraded(place: &Place, is_degraded: bool) {
+    let degraded = "/memory/replicas/degraded_bytes";
+    until(|| match count(&status(place), degraded) {
+        bytes if (bytes > 0) == is_degraded => Ok(()),
+        bytes => Err(format!("{bytes} bytes have one copy")),
+    });
+}
+
+/// Waits until etcd has it that so much of a node is free.
+#[track_caller]
+fn is_free(etcd: &Etcd, name: &str, bytes: u64) {
+    until(|| {
+        let found = entry(etcd, name)?;
+        let is_right = found["free_bytes"] == bytes;
+        is_right.then_some(()).ok_or_else(|| found.to_string())
+    });
+}
+
+#[test]
+fn a_node_that_is_started_again_takes_its_copies_again() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let place = Place::new();
+    let (a, address) = registered(&place, &etcd, "name=a,zone=x", &[]);
+    let (_b, _) = registered(&place, &etcd, "name=b,zone=y", &[]);
+    let vm = walking(&place, &etcd, &COPIES);
+    knows(&place, 2, true);
+    // Nothing of what follows needs etcd to be there all the time.
+    etcd.kill();
+    knows(&place, 2, false);
+    let shown = place.printed(&["status", "walks"]);
+    assert!(
+        shown.contains("etcd, which has not answered for"),
+        "{shown}"
+    );
+    drop(a);
+    is_degraded(&place, true);
+    goes_on(&place);
+    etcd.restart();
+    let url = etcd.url();
+    let mut arguments = vec!["node", "--listen", &address, "--memory", "64M"];
+    arguments.extend(["--cluster", &url, "--member", "name=a,zone=x"]);
+    let mut again = Running::start(&mut place.command(&arguments));
+    assert_eq!(next_address(&mut again), address);
+    is_degraded(&place, false);
+    assert!(donors(&place).contains(&address), "{:?}", donors(&place));
+    assert!(lent(&place, &again) > 0);
+    let in_one_zone = "/memory/replicas/in_one_zone_bytes";
+    assert_eq!(count(&status(&place), in_one_zone), 0);
+    goes_on(&place);
+    assert_eq!(
+        vm.end(libc::SIGTERM),
+        Some(ExitCode::Terminated.code().into())
+    );
+}
+
+#[test]
+fn a_node_joins_while_etcd_is_partitioned_and_nothing_is_lost_or_lent_twice() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let place = Place::new();
+    let (a, _) = registered(&place, &etcd, "name=a,zone=x", &[]);
+    let (b, _) = registered(&place, &etcd, "name=b,zone=y", &[]);
+    let url = etcd.url();
+    let flags = [&["--name", "walks", "--cluster", &url], &COPIES[..]].concat();
+    let mut vm = vm_with(&place, tiny_guests::talk_and_walk::code(), &flags);
+    read_round(&mut vm, 1);
+    let (c, joined) = registered(&place, &etcd, "name=c,zone=x", &[]);
+    knows(&place, 3, true);
+    // Connections stay, and nothing is answered.
+    etcd.set_stopped(true);
+    drop(a);
+    is_degraded(&place, true);
+    read_round(&mut vm, 2);
+    is_degraded(&place, false);
+    assert!(donors(&place).contains(&joined), "{:?}", donors(&place));
+    knows(&place, 3, false);
+    // All copies of this one are on the new one as well.
+    drop(b);
+    read_round(&mut vm, 3);
+    etcd.restart();
+    let held = lent(&place, &c);
+    assert!(held >= 48 * MIB, "{held}");
+    is_free(&etcd, "c", 64 * MIB - held);
+    // Another VM does not get what this one has.
+    let arguments = arguments(&place, &url);
+    let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    arguments.extend(["--local-memory", "16M"]);
+    let output = place.output(&arguments);
+    let code = ExitCode::DonorUnavailable.code();
+    assert_eq!(output.status.code(), Some(code.into()), "{output:?}");
+    assert_eq!(lent(&place, &c), held);
+    vm.signal(libc::SIGTERM);
+    let mut rest = Vec::new();
+    vm.console.read_to_end(&mut rest).expect("a pipe");
+    assert_eq!(vm.code(), Some(ExitCode::Terminated.code().into()));
+    assert_eq!(lent(&place, &c), 0);
+    is_free(&etcd, "c", 64 * MIB);
+}
