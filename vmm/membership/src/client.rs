@@ -232,6 +232,11 @@ impl Client {
 }
 
 impl Lines {
+    /// Returns the name of the endpoint that sends them.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     /// Returns the next line, however long that takes; dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Value, EtcdError> {
         loop {

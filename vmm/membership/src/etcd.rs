@@ -185,9 +185,9 @@ impl Client {
 }
 
 impl Lines {
-    /// Returns the next changes; `None` when the watch cannot continue, and the keys have to be
-    /// listed again.
-    pub(crate) async fn changes(&mut self) -> Result<Option<Vec<Change>>, EtcdError> {
+    /// Returns the next changes, each with its revision; `None` when the watch cannot continue, and the
+    /// keys have to be listed again.
+    pub(crate) async fn changes(&mut self) -> Result<Option<Vec<(Change, i64)>>, EtcdError> {
         let line = self.next().await?;
         let result = &line["result"];
         if !result.is_object() || result["canceled"].as_bool() == Some(true) {
@@ -196,10 +196,12 @@ impl Lines {
         let events = list(&result["events"]).unwrap_or_default();
         let changes = events.iter().map(|event| {
             let entry = entry(&event["kv"])?;
-            Some(match event["type"].as_str() {
+            let revision = entry.changed_at;
+            let change = match event["type"].as_str() {
                 Some("DELETE") => Change::Deleted(entry.key),
                 _ => Change::Put(entry),
-            })
+            };
+            Some((change, revision))
         });
         let changes: Option<Vec<_>> = changes.collect();
         changes

@@ -1,5 +1,5 @@
 //! Who is in the cluster, by etcd: nodes register with a lease ([`Registration`]), and VMs find them
-//! ([`find`]) and can follow changes ([`Watch`]), which VMs do not yet.
+//! ([`find`]) and follow changes ([`Watch`]).
 //!
 //! etcd is asked through its JSON gateway (`/v3`, etcd 3.4 and later) by one thread with a runtime of
 //! its own. Nothing that serves pages waits for it: while etcd is away, nodes lend and VMs run as

@@ -18,6 +18,9 @@ use crate::target::Endpoints;
 /// Interval in which etcd is asked whether it is there, beside the stream of changes: a cut network
 /// ends no stream.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest interval of lists because of a revision that the stream has not shown: others than nodes
+/// may write to the store.
+const LIST_INTERVAL: Duration = Duration::from_secs(30);
 /// First and longest pause between attempts while etcd is away.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(500);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(8);
@@ -70,6 +73,8 @@ impl Watch {
             state: Arc::clone(&state),
             notify,
             away: Seldom::new(WARNING_INTERVAL),
+            again: Seldom::new(WARNING_INTERVAL),
+            lists: Seldom::new(LIST_INTERVAL),
             wrong: Seldom::new(WARNING_INTERVAL),
         };
         let follow = move || runtime.block_on(follower.run(stopped));
@@ -105,7 +110,11 @@ struct Follower<N> {
     prefix: String,
     state: Arc<Mutex<Watched>>,
     notify: N,
+    /// Limits warnings that etcd is away, and lines that it answers again.
     away: Seldom,
+    again: Seldom,
+    /// Limits lists because of changes that the stream has not shown.
+    lists: Seldom,
     wrong: Seldom,
 }
 
@@ -143,9 +152,14 @@ impl<N: Fn()> Follower<N> {
             Err(error) => return Some(error),
         };
         *pause = RETRY_PAUSE_MIN;
+        let mut seen = listed.revision;
         loop {
             match timeout(PROBE_INTERVAL, lines.changes()).await {
-                Ok(Ok(Some(changes))) => self.note_changes(&changes),
+                Ok(Ok(Some(changes))) => {
+                    let revisions = changes.iter().map(|(_, revision)| *revision);
+                    seen = revisions.fold(seen, i64::max);
+                    self.note_changes(&changes);
+                }
                 Ok(Ok(None)) => return None,
                 Ok(Err(error)) => return Some(error),
                 Err(_) => {
@@ -154,8 +168,15 @@ impl<N: Fn()> Follower<N> {
                         .client
                         .range(&self.prefix, start.as_bytes(), 1, 0)
                         .await;
-                    if let Err(error) = asked {
-                        return Some(error);
+                    let newest = match asked {
+                        Ok(page) => page.revision,
+                        Err(error) => return Some(error),
+                    };
+                    // The server of the stream may be cut off from the others, or the network
+                    // between may have dropped the stream: neither ends it.
+                    let is_elsewhere = lines.endpoint() != self.client.endpoint();
+                    if is_elsewhere || newest != seen && self.lists.pass(Instant::now()).is_some() {
+                        return None;
                     }
                 }
             }
@@ -165,8 +186,11 @@ impl<N: Fn()> Follower<N> {
     fn note_listed(&self, found: Found) {
         let mut state = lock(&self.state);
         if !state.is_connected {
-            state.since = Instant::now();
-            tracing::info!("etcd at {} answers again", self.client.endpoint());
+            let now = Instant::now();
+            state.since = now;
+            if self.again.pass(now).is_some() {
+                tracing::info!("etcd at {} answers again", self.client.endpoint());
+            }
         }
         state.is_connected = true;
         state.error = None;
@@ -178,11 +202,11 @@ impl<N: Fn()> Follower<N> {
         }
     }
 
-    fn note_changes(&self, changes: &[Change]) {
+    fn note_changes(&self, changes: &[(Change, i64)]) {
         let mut state = lock(&self.state);
         let before = state.found.members.clone();
         let mut problems = Vec::new();
-        for change in changes {
+        for (change, _) in changes {
             match change {
                 Change::Put(entry) => {
                     problems.extend(state.found.note(&self.prefix, &entry.key, &entry.value));

@@ -1,6 +1,9 @@
 //! Registration, lists and changes with a real etcd.
 
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -41,13 +44,64 @@ fn register(endpoints: &Endpoints, name: &str, address: &str) -> Registration {
 
 /// Follows the cluster, and receives each change.
 fn watching(etcd: &Etcd) -> (Watch, Receiver<()>) {
+    watching_at(&etcd.endpoints())
+}
+
+fn watching_at(endpoints: &Endpoints) -> (Watch, Receiver<()>) {
     let (sender, changes) = channel();
     let notify = move || {
         // The test may have ended.
         let _ = sender.send(());
     };
-    let watch = Watch::start(&etcd.endpoints(), Found::default(), notify);
+    let watch = Watch::start(endpoints, Found::default(), notify);
     (watch.expect("it starts"), changes)
+}
+
+/// Passes connections on to an etcd. When the flag is set, streams of changes become silent, and their
+/// connections stay; later ones are not concerned.
+fn proxy(etcd: &Etcd) -> (SocketAddr, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let drops = Arc::<AtomicBool>::default();
+    let (port, is_dropped) = (etcd.port(), Arc::clone(&drops));
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect(("127.0.0.1", port)).expect("etcd");
+            let twin = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
+            let (to_server, to_client) = (twin(&server), twin(&client));
+            let is_stream = Arc::<AtomicBool>::default();
+            let (seen, drops) = (Arc::clone(&is_stream), Arc::clone(&is_dropped));
+            let is_dropped = Arc::clone(&is_dropped);
+            std::thread::spawn(move || {
+                pass(client, to_server, |bytes| {
+                    let is_begun = bytes.starts_with(b"POST /v3/watch ");
+                    if is_begun && !drops.load(Ordering::Acquire) {
+                        is_stream.store(true, Ordering::Release);
+                    }
+                    true
+                });
+            });
+            std::thread::spawn(move || {
+                pass(server, to_client, |_| {
+                    !(seen.load(Ordering::Acquire) && is_dropped.load(Ordering::Acquire))
+                });
+            });
+        }
+    });
+    (address, drops)
+}
+
+/// Passes on what `is_passed` allows until one end closes.
+fn pass(mut from: TcpStream, mut to: TcpStream, is_passed: impl Fn(&[u8]) -> bool) {
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        let bytes = &buffer[..count];
+        if is_passed(bytes) && to.write_all(bytes).is_err() {
+            break;
+        }
+    }
+    // The other end may have closed.
+    let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
 fn names(found: &Found) -> Vec<&str> {
@@ -186,6 +240,23 @@ fn a_silent_etcd_is_noticed_and_a_list_has_a_deadline() {
         begun.elapsed()
     );
     etcd.set_stopped(false);
+}
+
+#[test]
+fn changes_are_known_although_their_stream_is_silent() {
+    let Some(etcd) = Etcd::start() else { return };
+    let (address, drops) = proxy(&etcd);
+    let target: Target = format!("etcd://{address}").parse().expect("an address");
+    let endpoints = target.endpoints(None, false).expect("can be asked");
+    let (watch, changes) = watching_at(&endpoints);
+    let _alpha = register(&etcd.endpoints(), "alpha", "127.0.0.1:7000");
+    wait_for(&watch, &changes, &["alpha"]);
+    drops.store(true, Ordering::Release);
+    let _beta = register(&etcd.endpoints(), "beta", "127.0.0.1:7001");
+    wait_for(&watch, &changes, &["alpha", "beta"]);
+    let _gamma = register(&etcd.endpoints(), "gamma", "127.0.0.1:7002");
+    wait_for(&watch, &changes, &["alpha", "beta", "gamma"]);
+    assert!(watch.now().is_connected, "{:?}", watch.now());
 }
 
 #[test]
