@@ -67,6 +67,8 @@ pub struct ReplicaSummary {
     pub bytes: u64,
     /// Of these, bytes that lack a valid copy.
     pub degraded_bytes: u64,
+    /// Of these, bytes with a copy on a donor that will not return.
+    pub displaced_bytes: u64,
     /// Of these, bytes with both valid copies in one zone.
     pub in_one_zone_bytes: u64,
     /// Bytes whose second copy was restored.
@@ -77,6 +79,8 @@ pub struct ReplicaSummary {
     pub wrong_pieces: u64,
     /// The donors that are not in use.
     pub out: Vec<NodeId>,
+    /// Of these, those that will not return.
+    pub lost: Vec<NodeId>,
 }
 
 /// Pages that were lost with donors.
@@ -329,16 +333,19 @@ impl FabricView {
         let copies = set.copies();
         let donors = (0..=u8::MAX).zip(self.vm.nodes.all());
         let is_out = |donor: u8| copies.is_out(donor) && copies.is_member(donor);
-        let out = donors.filter(|(donor, _)| is_out(*donor));
+        let out: Vec<_> = donors.filter(|(donor, _)| is_out(*donor)).collect();
+        let lost = out.iter().filter(|(donor, _)| copies.is_lost(*donor));
         Some(ReplicaSummary {
             layout: copies.layout(),
             bytes: u64::from(copies.blocks()) * BLOCK_BYTES,
             degraded_bytes: u64::from(copies.degraded()) * BLOCK_BYTES,
+            displaced_bytes: u64::from(copies.displaced()) * BLOCK_BYTES,
             in_one_zone_bytes: u64::from(copies.in_one_zone()) * BLOCK_BYTES,
             repaired_bytes: set.repaired_blocks.get() * BLOCK_BYTES,
             losses: set.losses.get(),
             wrong_pieces: set.wrong_pieces.get(),
-            out: out.map(|(_, &node)| node).collect(),
+            lost: lost.map(|(_, node)| **node).collect(),
+            out: out.iter().map(|(_, node)| **node).collect(),
         })
     }
 

@@ -128,12 +128,12 @@ impl VmDrains {
         lenders(&self.view)
     }
 
-    /// Returns those that are not out of use.
-    pub(super) fn in_use(&self) -> Vec<Lender> {
+    /// Returns those that hold copies, or may return with them.
+    pub(super) fn not_lost(&self) -> Vec<Lender> {
         let copies = self.view.replicas();
-        let out = copies.map(|copies| copies.out).unwrap_or_default();
+        let lost = copies.map(|copies| copies.lost).unwrap_or_default();
         let mut lenders = self.lenders();
-        lenders.retain(|lender| !out.contains(&lender.node));
+        lenders.retain(|lender| !lost.contains(&lender.node));
         lenders
     }
 
@@ -249,7 +249,7 @@ impl VmDrains {
         let (named, lenders) = (&state.named, self.lenders());
         Some(match self.view.replicas() {
             // Another one has joined for the copies of those that were lost.
-            Some(_) if state.has_joined => connected(named, &self.in_use()),
+            Some(_) if state.has_joined => connected(named, &self.not_lost()),
             Some(_) => connected(named, &lenders),
             None => still_lending(named, &lenders),
         })

@@ -1,6 +1,5 @@
 //! The nodes of an etcd as donors of a VM.
 
-use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -8,6 +7,7 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::bounded;
 use fabric_host::lock;
 use fabric_identity::Name;
 use memory_fabric::BLOCK_BYTES;
@@ -18,6 +18,7 @@ use ssi_hv_membership::{
 };
 
 use super::choose::{Candidate, Need, choose};
+use super::spares::{Known, Remembered, in_turn};
 use crate::config::address::{Donor, HostPort};
 use crate::config::membership::MembershipError;
 use crate::config::{Protection, ResolvedDonor, RunSettings, ValidationError, resolved_donor};
@@ -78,6 +79,8 @@ struct State {
     found: Found,
     /// Nodes that did not lend.
     left_out: HashSet<SocketAddr>,
+    /// Those that were chosen, or offered while the VM runs.
+    known: Remembered,
 }
 
 impl Members {
@@ -107,7 +110,11 @@ impl Members {
         for problem in &found.problems {
             tracing::warn!("an entry of etcd is left out: {problem}");
         }
-        let left_out = HashSet::new();
+        let state = State {
+            found,
+            left_out: HashSet::new(),
+            known: Remembered::new(),
+        };
         let members = Self {
             target,
             endpoints,
@@ -116,7 +123,7 @@ impl Members {
                 ..settings.clone()
             },
             need,
-            state: Mutex::new(State { found, left_out }),
+            state: Mutex::new(state),
             watch: OnceLock::new(),
         };
         let donors = members.chosen();
@@ -181,9 +188,10 @@ impl Members {
         self.watch.get().map(Watch::now)
     }
 
-    /// Returns the nodes that could join the VM now, those first that are in none of these zones.
+    /// Returns the nodes that could join the VM now, of which it uses these, in the order in which they
+    /// are to be asked.
     #[must_use]
-    pub fn spares(&self, zones: &[String]) -> Vec<DonorAddress> {
+    pub fn spares(&self, used: &[DonorAddress]) -> Vec<DonorAddress> {
         let Some(watched) = self.now() else {
             return Vec::new();
         };
@@ -194,18 +202,21 @@ impl Members {
             // Of nodes with one address the first counts, as at the start.
             if let Ok((candidate, address)) = self.candidate(name, member, until)
                 && taken.insert(address)
-                && candidate.free_bytes >= BLOCK_BYTES
             {
-                usable.push(candidate);
+                usable.push((candidate, address));
             }
         }
-        let is_beside = |one: &Candidate| {
-            let zone = one.zone.as_ref().map(Name::as_str);
-            zone.is_some_and(|zone| zones.iter().any(|other| other == zone))
-        };
-        usable.sort_by_key(|one| (is_beside(one), Reverse(one.free_bytes), one.name.clone()));
-        let resolved = usable.iter();
-        let resolved = resolved.filter_map(|one| self.resolved(&one.donor).ok());
+        let mut state = lock(&self.state);
+        let is_used = |address| used.iter().any(|donor| donor.address == address);
+        state.known.retain(|address, _| is_used(*address));
+        let spares = in_turn(usable, used, &state.known);
+        for (candidate, address) in &spares {
+            state.known.insert(*address, Known::from(candidate));
+        }
+        drop(state);
+        // Each has an address that was resolved.
+        let resolved = spares.iter();
+        let resolved = resolved.filter_map(|(one, _)| self.resolved(&one.donor).ok());
         resolved.map(|donor| donor_address(&donor)).collect()
     }
 
@@ -213,13 +224,33 @@ impl Members {
         resolved_donor(donor, self.settings.transport, self.protection())
     }
 
+    /// Resolves the address of a node until a deadline.
+    fn resolved_by(&self, donor: &Donor, until: Instant) -> Result<ResolvedDonor, String> {
+        // At the start there are no other threads yet, and the guest does not wait.
+        if donor.address.is_numeric() || self.watch.get().is_none() {
+            return self.resolved(donor).map_err(|error| describe(&error));
+        }
+        let (transport, protection) = (self.settings.transport, self.protection());
+        let (sender, resolved) = bounded(1);
+        let donor = donor.clone();
+        let resolve = move || {
+            // Nobody waits after the deadline.
+            let _ = sender.send(resolved_donor(&donor, transport, protection));
+        };
+        let thread = std::thread::Builder::new().name("resolver".into());
+        thread.spawn(resolve).map_err(|error| error.to_string())?;
+        let resolved = resolved.recv_deadline(until).map_err(|_| not_resolved())?;
+        resolved.map_err(|error| describe(&error))
+    }
+
     const fn protection(&self) -> Protection {
         Protection::of(self.settings.credentials.is_some(), self.settings.insecure)
     }
 
     fn chosen(&self) -> Result<Vec<Donor>, MembersError> {
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
         let (mut candidates, mut refusals) = (Vec::new(), Vec::new());
+        let mut known = Remembered::new();
         let mut taken = state.left_out.clone();
         let until = Instant::now() + FIND_TIME_MAX;
         for (name, member) in &state.found.members {
@@ -231,10 +262,14 @@ impl Members {
                 Ok((_, address)) if !taken.insert(address) => {
                     refusals.push(format!("{name}: another node has its address {address}"));
                 }
-                Ok((candidate, _)) => candidates.push(candidate),
+                Ok((candidate, address)) => {
+                    known.insert(address, Known::from(&candidate));
+                    candidates.push(candidate);
+                }
                 Err(reason) => refusals.push(format!("{name}: {reason}")),
             }
         }
+        state.known = known;
         choose(self.need, &candidates).ok_or_else(|| MembersError::TooLittle {
             target: self.target.clone(),
             wanted: ByteSize::from_bytes(u64::from(self.need.blocks) * BLOCK_BYTES),
@@ -280,10 +315,7 @@ impl Members {
         }
         let address: HostPort = member.address.parse().map_err(|error| format!("{error}"))?;
         if !address.is_numeric() && Instant::now() > until {
-            return Err(format!(
-                "its host's name was not resolved: those before took {} s",
-                FIND_TIME_MAX.as_secs()
-            ));
+            return Err(not_resolved());
         }
         let is_pinned = settings.transport == TransportKind::Udp && !has_credentials;
         let zone = member.zone();
@@ -295,15 +327,25 @@ impl Members {
             name: has_credentials.then(|| name.clone()),
             zone: zone.clone().filter(|_| has_copies),
         };
-        let resolved = self.resolved(&donor).map_err(|error| describe(&error))?;
+        let resolved = self.resolved_by(&donor, until)?;
         let candidate = Candidate {
             name: name.clone(),
-            donor,
+            // A name may have another address later.
+            donor: Donor {
+                address: resolved.address.into(),
+                ..donor
+            },
             free_bytes: member.free_bytes,
             zone,
         };
         Ok((candidate, resolved.address))
     }
+}
+
+/// Why a node that has the name of a host is left out.
+fn not_resolved() -> String {
+    let limit = FIND_TIME_MAX.as_secs();
+    format!("its host's name was not resolved: that, and those before, took {limit} s")
 }
 
 /// A node of a cluster.

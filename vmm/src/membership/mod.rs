@@ -3,6 +3,7 @@
 pub mod choose;
 pub mod members;
 pub mod record;
+mod spares;
 
 pub use members::{Members, MembersError};
 pub use ssi_hv_membership::Target;

@@ -103,6 +103,27 @@ impl Copies {
         )
     }
 
+    /// Returns the number of blocks with a copy on a donor that will not return. The copy gets another
+    /// place when a donor has room.
+    #[must_use]
+    pub fn displaced(&self) -> u32 {
+        let lost = {
+            let ledger = self.lock();
+            let donors = (0..=u8::MAX).zip(&ledger.loans);
+            let lost = donors.filter(|(_, loan)| loan.standing == Standing::Lost);
+            lost.fold(0_u64, |bits, (donor, _)| bits | 1 << donor)
+        };
+        if lost == 0 {
+            return 0;
+        }
+        let is_displaced = |block: &u32| {
+            self.all(*block)
+                .any(|copy| lost >> copy.place.donor & 1 == 1)
+        };
+        let count = (0..self.blocks()).filter(is_displaced).count();
+        u32::try_from(count).expect("23 bits")
+    }
+
     /// Uses a donor again that was out: all its copies are stale, until they are filled. The caller
     /// repairs, and has no request to this donor outstanding. Returns false if it is lost, or is
     /// not out.

@@ -39,6 +39,36 @@ fn a_place_without_a_donor_is_out_and_has_no_room() {
 }
 
 #[test]
+fn only_copies_on_a_lost_donor_are_displaced() {
+    let copies = copies();
+    assert_eq!(copies.exclude(0), Ok(true));
+    assert_eq!(
+        (copies.degraded(), copies.displaced()),
+        (2, 0),
+        "it may return"
+    );
+    assert!(copies.readmit(0));
+    assert_eq!((copies.degraded(), copies.displaced()), (2, 0), "stale");
+    while let Some(repair) = copies.begin_repair(0) {
+        assert!(copies.end_repair(&repair, &[]));
+    }
+    assert_eq!(copies.degraded(), 0);
+    assert_eq!(copies.expel(0, Spared::Blocks), Ok(true));
+    assert_eq!((copies.degraded(), copies.displaced()), (2, 2));
+    // One that joins has room for one of them.
+    join(&copies, 2, 1, None);
+    while let Some(repair) = copies.begin_repair(0) {
+        assert!(copies.end_repair(&repair, &[]));
+    }
+    assert_eq!((copies.degraded(), copies.displaced()), (1, 1));
+    join(&copies, 3, 1, None);
+    while let Some(repair) = copies.begin_repair(0) {
+        assert!(copies.end_repair(&repair, &[]));
+    }
+    assert_eq!((copies.degraded(), copies.displaced()), (0, 0));
+}
+
+#[test]
 fn zones_of_donors_that_join_are_those_of_others_or_their_own() {
     let copies = copies();
     join(&copies, 2, 2, Some(0));

@@ -1,0 +1,136 @@
+//! Nodes that may join a running VM.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use fabric_identity::Name;
+use memory_fabric::BLOCK_BYTES;
+use memory_fabric::fabric::DonorAddress;
+
+use super::choose::{Candidate, domain};
+
+/// What is remembered of a node that the VM may use: its entry can change, or expire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    name: Name,
+    zone: Option<Name>,
+}
+
+impl From<&Candidate> for Known {
+    fn from(candidate: &Candidate) -> Self {
+        Self {
+            name: candidate.name.clone(),
+            zone: candidate.zone.clone(),
+        }
+    }
+}
+
+/// The nodes that the VM was offered, by the addresses that it uses.
+pub(super) type Remembered = BTreeMap<SocketAddr, Known>;
+
+/// Returns the nodes of `found` that may join the donors in `used`, in the order in which they are
+/// asked: those first that share no zone, or host, with one of these, then those with the most room.
+/// A node with the name of one of them is the same one at another address.
+pub(super) fn in_turn(
+    mut found: Vec<(Candidate, SocketAddr)>,
+    used: &[DonorAddress],
+    known: &Remembered,
+) -> Vec<(Candidate, SocketAddr)> {
+    let known = |donor: &DonorAddress| known.get(&donor.address);
+    let is_used = |one: &Candidate, address: SocketAddr| {
+        used.iter().any(|donor| {
+            donor.address == address
+                || donor.name.as_ref() == Some(&one.name)
+                || known(donor).is_some_and(|known| known.name == one.name)
+        })
+    };
+    let domains = used.iter().map(|donor| {
+        let zone = known(donor).and_then(|known| known.zone.as_ref());
+        let zone = zone.map(Name::as_str).or(donor.zone.as_deref());
+        domain(zone, &donor.address.ip().to_string())
+    });
+    let domains: Vec<String> = domains.collect();
+    found.retain(|(one, address)| one.free_bytes >= BLOCK_BYTES && !is_used(one, *address));
+    found.sort_by_cached_key(|(one, _)| {
+        let is_beside = domains.contains(&one.domain());
+        (is_beside, Reverse(one.free_bytes), one.name.clone())
+    });
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str, address: &str, blocks: u64, zone: &str) -> (Candidate, SocketAddr) {
+        let candidate = Candidate {
+            name: name.parse().expect("a name"),
+            donor: address.parse().expect("a donor"),
+            free_bytes: blocks * BLOCK_BYTES,
+            zone: zone.parse().ok(),
+        };
+        (candidate, address.parse().expect("an address"))
+    }
+
+    fn used(address: &str, zone: Option<&str>) -> DonorAddress {
+        DonorAddress {
+            address: address.parse().expect("an address"),
+            name: None,
+            fingerprint: None,
+            zone: zone.map(str::to_owned),
+            bytes: None,
+        }
+    }
+
+    fn names(
+        found: &[(Candidate, SocketAddr)],
+        used: &[DonorAddress],
+        known: &Remembered,
+    ) -> Vec<String> {
+        let turn = in_turn(found.to_vec(), used, known).into_iter();
+        turn.map(|(one, _)| one.name.to_string()).collect()
+    }
+
+    #[test]
+    fn nodes_of_other_zones_and_hosts_are_asked_first() {
+        let all = [
+            found("a", "10.0.0.1:7", 9, "x"),
+            found("b", "10.0.0.2:7", 8, "y"),
+            found("c", "10.0.0.3:7", 3, "y"),
+            found("d", "10.0.0.4:7", 4, ""),
+            found("e", "10.0.0.5:7", 7, ""),
+            found("full", "10.0.0.6:7", 0, "z"),
+        ];
+        let none = Remembered::new();
+        assert_eq!(names(&all, &[], &none), ["a", "b", "e", "d", "c"]);
+        // One of zone x, and one without a zone on the host of e.
+        let donors = [used("10.0.0.8:7", Some("x")), used("10.0.0.5:8", None)];
+        assert_eq!(names(&all, &donors, &none), ["b", "d", "c", "a", "e"]);
+        // Donors of stripes have no zone; that of the entry counts.
+        let (known, address) = found("f", "10.0.0.9:7", 0, "y");
+        let known = Remembered::from([(address, Known::from(&known))]);
+        let donors = [used("10.0.0.9:7", None)];
+        assert_eq!(names(&all, &donors, &known), ["a", "e", "d", "b", "c"]);
+    }
+
+    #[test]
+    fn a_node_does_not_join_beside_itself() {
+        let (a, address) = found("a", "10.0.0.1:7", 9, "");
+        let known = Remembered::from([(address, Known::from(&a))]);
+        let donors = [used("10.0.0.1:7", None)];
+        // At the address in use, by another name; at another one, by its name.
+        let other = found("b", "10.0.0.1:7", 9, "");
+        let moved = found("a", "10.0.1.1:7", 9, "");
+        let all = [other, moved];
+        assert!(names(&all, &donors, &known).is_empty());
+        // By the name in its certificate.
+        let certified = DonorAddress {
+            name: Some(a.name.clone()),
+            ..used("10.0.2.1:7", None)
+        };
+        assert_eq!(names(&all, &[certified], &Remembered::new()), ["b"]);
+        // It is lost, and was started again elsewhere.
+        assert_eq!(names(&all, &[], &known), ["a", "b"]);
+    }
+}
