@@ -14,10 +14,13 @@ use crate::membership::Members;
 const REPLACED_MAX: usize = 16;
 
 /// Connects to the donors of `fabric`. One that does not lend is left out, and others of the cluster
-/// are asked, up to 16 times: an entry may be stale, and another VM may have been faster.
+/// are asked, up to 16 times: an entry may be stale, and another VM may have been faster. The donors
+/// of a guest that reboots are those that were left to it; if they are too few, or lend too little,
+/// the cluster is asked once for all.
 pub fn connected(
     config: &RunConfig,
     members: Option<&Members>,
+    mut are_left: bool,
     fabric: &mut FabricConfig,
     connect: impl Fn(&FabricConfig) -> Result<Fabric, Failure>,
 ) -> Result<Fabric, Failure> {
@@ -27,14 +30,17 @@ pub fn connected(
             Ok(fabric) => return Ok(fabric),
             Err(failure) => failure,
         };
-        let (Some(members), Some(address)) = (members, donor_of(&failure)) else {
+        let failed = donor_of(&failure);
+        let is_replaced = failed.is_some() || are_left && lacks_donors(&failure);
+        let Some(members) = members.filter(|_| is_replaced) else {
             return Err(failure);
         };
+        are_left = false;
         replaced += 1;
         if replaced > REPLACED_MAX {
             return Err(failure);
         }
-        let donors = match members.without(address) {
+        let donors = match members.without(failed) {
             Ok(donors) => donors,
             Err(error) => return Err(failure.beside(&error)),
         };
@@ -49,5 +55,32 @@ fn donor_of(failure: &Failure) -> Option<SocketAddr> {
     match failure.cause()? {
         FabricError::Donor { address, .. } => Some(*address),
         _ => None,
+    }
+}
+
+/// Returns whether a start failed because there are too few donors, or they lend too little.
+fn lacks_donors(failure: &Failure) -> bool {
+    matches!(
+        failure.cause(),
+        Some(
+            FabricError::TooFewForReplicas(_)
+                | FabricError::TooFewForStripes { .. }
+                | FabricError::TooLittleForReplicas { .. }
+                | FabricError::TooLittleForStripes { .. }
+        )
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::memory::donors_failed;
+
+    #[test]
+    fn too_few_donors_are_no_failure_of_one() {
+        let failure = donors_failed(FabricError::TooFewForReplicas(1));
+        assert!(lacks_donors(&failure) && donor_of(&failure).is_none());
+        let failure = donors_failed(FabricError::TooManyDonors(65));
+        assert!(!lacks_donors(&failure) && donor_of(&failure).is_none());
     }
 }

@@ -246,6 +246,7 @@ impl Run<'_> {
         let fabric = connected(
             config,
             self.members.map(Arc::as_ref),
+            donors.is_some(),
             &mut fabric_config,
             |fabric_config| connect(config, fabric_config, shares.as_ref(), supervisor),
         )?;

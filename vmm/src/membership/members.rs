@@ -138,17 +138,17 @@ impl Members {
         Ok(Some((settings, members)))
     }
 
-    /// Returns donors without one that did not lend: it was lost, or has lent its memory since it was
-    /// listed.
+    /// Returns donors by a new list, without one that did not lend: it was lost, or has lent its memory
+    /// since it was listed.
     ///
     /// # Errors
     ///
     /// Fails when the others do not suffice.
-    pub fn without(&self, failed: SocketAddr) -> Result<Vec<ResolvedDonor>, MembersError> {
+    pub fn without(&self, failed: Option<SocketAddr>) -> Result<Vec<ResolvedDonor>, MembersError> {
         let again = find(&self.endpoints, AGAIN_TIME_MAX);
         {
             let mut state = lock(&self.state);
-            state.left_out.insert(failed);
+            state.left_out.extend(failed);
             match again {
                 Ok(mut found) => {
                     // What this VM had leased is free again, which is listed a second later.
