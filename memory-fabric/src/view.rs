@@ -67,7 +67,7 @@ pub struct ReplicaSummary {
     pub bytes: u64,
     /// Of these, bytes that lack a valid copy.
     pub degraded_bytes: u64,
-    /// Of these, bytes with a copy on a donor that will not return.
+    /// Of these, bytes with a copy on a donor that will not return, for which no other one has room.
     pub displaced_bytes: u64,
     /// Of these, bytes with both valid copies in one zone.
     pub in_one_zone_bytes: u64,

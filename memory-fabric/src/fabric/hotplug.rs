@@ -27,7 +27,8 @@ pub(in crate::fabric) use boot_events::BootEvents;
 use crossbeam_channel::Sender;
 pub use drain::{DrainError, Drains};
 use fabric_replicas::ReplicaSet;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -102,6 +103,8 @@ pub(super) struct Inner {
     /// For each link, the slots of the loan that blocks have left, or that were given up in a move: a
     /// request for the earlier block may be on its way there, so that they are not used again.
     spent: Mutex<HashMap<usize, HashSet<u32>>>,
+    /// The addresses of donors that sent too many wrong pieces, and whose links others have now.
+    distrusted: Mutex<BTreeSet<SocketAddr>>,
     state: Mutex<State>,
 }
 
@@ -200,6 +203,7 @@ impl Hotplug {
             replicas,
             moves,
             spent: Mutex::default(),
+            distrusted: Mutex::default(),
             state: Mutex::new(state),
         });
         inner.survive_losses();

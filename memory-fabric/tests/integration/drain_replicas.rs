@@ -178,10 +178,21 @@ fn join_for_lost(count: usize, config: impl Fn(&[SocketAddr]) -> FabricConfig, s
     let running = start(&config);
     let view = running.fabric.view().clone();
     let drains = running.fabric.drains().expect("donors");
+    // Not even the part of one of the donors that can join.
+    let small = donor(2 * MIB);
     let mut stage = 0;
     increment(&running, seed, 200_000, |done| {
         if stage == 0 && done > 20_000 {
             drop(donors[0].take());
+            wait_until("copies have no place", || {
+                view.replicas().is_some_and(|now| now.displaced_bytes > 0)
+            });
+            let refused = drains.join_for_copies(&joins(small.address(), None));
+            assert!(
+                matches!(refused, Err(DrainError::TooSmall { .. })),
+                "{refused:?}"
+            );
+            assert_eq!(small.pool().leases(), 0);
             let lent = drains.join_for_copies(&joining).expect("it lends");
             assert_eq!(lent, spare.pool().lent_bytes());
             stage = 1;

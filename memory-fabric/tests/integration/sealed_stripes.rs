@@ -1,13 +1,16 @@
 //! Sealed pages in pieces, some of them at hostile donors: no wrong byte is installed, these donors go
 //! out of use, and the guest continues as long as enough pieces are right.
 
+use super::drain_replicas::joins;
 use super::sealed::page;
 use fabric_test_support::hostile::{Forgery, Hostile, Slab};
 use fabric_test_support::*;
+use memory_fabric::JOINERS_MAX;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{
     Fabric, FabricConfig, FabricEvent, FabricObserver, Redundancy, Sealing,
 };
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::channel;
@@ -123,4 +126,43 @@ fn hostile_donors_go_out_one_after_the_other_and_the_vm_ends_with_one_too_many()
             assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{error}");
         },
     );
+}
+
+#[test]
+fn a_donor_that_sent_wrong_pieces_is_remembered_when_another_one_has_its_place() {
+    let (honest, hostile, _) = donors(4, 1);
+    let addresses: Vec<_> = honest[1..].iter().map(Donor::address).collect();
+    let running = start(&sealed("2+1", &addresses));
+    let drains = running.fabric.drains().expect("donors");
+    let view = running.fabric.view();
+    let words = Words::of(&running.fabric);
+    fill(words, 1);
+    let joining = joins(hostile[0].address, None);
+    let node = view.nodes()[1].id;
+    drains.drain(node, &[joining]).expect("it has room");
+    wait_until("the first donor has left", || {
+        view.drain().is_some_and(|drain| drain.is_over())
+    });
+    assert!(drains.distrusted().is_empty());
+    hostile[0].forge_all();
+    hostile[0].forge(Forgery::FlippedBit);
+    wait_until("the donor is out", || {
+        verify(words, 1);
+        view.replicas().is_some_and(|now| !now.lost.is_empty())
+    });
+    let distrusted = BTreeSet::from([hostile[0].address]);
+    assert_eq!(drains.distrusted(), distrusted);
+    assert!(drains.spare_bytes_min() >= 2 * MIB);
+    let spares: Vec<_> = (0..JOINERS_MAX).map(|_| donor(GUEST)).collect();
+    for spare in &spares {
+        let spare = joins(spare.address(), None);
+        drains.join_for_copies(&spare).expect("it lends");
+        wait_until("all pieces have places", || {
+            view.replicas().is_some_and(|now| now.degraded_bytes == 0)
+        });
+    }
+    assert_eq!(spares.last().map(|spare| spare.pool().leases()), Some(1));
+    assert_eq!(drains.distrusted(), distrusted, "its place has another one");
+    verify(words, 1);
+    running.fabric.shutdown();
 }

@@ -372,6 +372,7 @@ pub(super) fn refusal(error: &DrainError) -> Refusal {
         DrainError::Draining(_) | DrainError::Rebalancing => RefusalCode::Busy,
         DrainError::TooLittle { .. }
         | DrainError::NoRoomForCopies { .. }
+        | DrainError::TooSmall { .. }
         | DrainError::NothingLent(_) => RefusalCode::Donor,
         DrainError::Change(error) => return hotplug::refusal(error),
         DrainError::Empty(_)

@@ -1,7 +1,7 @@
 //! Donors that go out of use, alone or for good, and come back.
 
 use super::join::Standing;
-use super::{Copies, Copy, CopyState, LastCopy, Ledger};
+use super::{Copies, Copy, CopyState, LastCopy, Ledger, Loan};
 use std::sync::atomic::Ordering;
 
 /// What a donor must not be the only one to have, to go out.
@@ -103,22 +103,34 @@ impl Copies {
         )
     }
 
-    /// Returns the number of blocks with a copy on a donor that will not return. The copy gets another
-    /// place when a donor has room.
+    /// Returns the number of blocks with a copy on a donor that will not return, which could be made
+    /// again, and for which no donor in use has room.
     #[must_use]
     pub fn displaced(&self) -> u32 {
-        let lost = {
+        let (lost, roomy) = {
             let ledger = self.lock();
-            let donors = (0..=u8::MAX).zip(&ledger.loans);
-            let lost = donors.filter(|(_, loan)| loan.standing == Standing::Lost);
-            lost.fold(0_u64, |bits, (donor, _)| bits | 1 << donor)
+            let bits_of = |is_one: &dyn Fn(u8, &Loan) -> bool| {
+                let donors = (0..=u8::MAX).zip(&ledger.loans);
+                let found = donors.filter(|(donor, loan)| is_one(*donor, loan));
+                found.fold(0_u64, |bits, (donor, _)| bits | 1 << donor)
+            };
+            let has_room = |donor: u8, loan: &Loan| {
+                loan.room() > 0 && !self.is_out(donor) && !ledger.is_leaving(donor)
+            };
+            (
+                bits_of(&|_, loan| loan.standing == Standing::Lost),
+                bits_of(&has_room),
+            )
         };
         if lost == 0 {
             return 0;
         }
         let is_displaced = |block: &u32| {
-            self.all(*block)
-                .any(|copy| lost >> copy.place.donor & 1 == 1)
+            let copies = || self.all(*block);
+            let holders = copies().fold(0, |bits, copy| bits | 1 << copy.place.donor);
+            holders & lost != 0
+                && roomy & !holders == 0
+                && copies().filter(|copy| self.is_valid(*copy)).count() >= self.needed
         };
         let count = (0..self.blocks()).filter(is_displaced).count();
         u32::try_from(count).expect("23 bits")

@@ -40,6 +40,10 @@ impl Suspicion {
         if let Some(page) = free.filter(|_| !is_known) {
             *page = Some(offset);
         }
+        self.is_too_much()
+    }
+
+    fn is_too_much(&self) -> bool {
         self.pages.iter().all(Option::is_some)
     }
 }
@@ -106,6 +110,12 @@ impl ReplicaSet {
             // Of a donor that a block needs, it is tried again later.
             self.expel(donor.into(), Spared::Pages, &reason);
         }
+    }
+
+    /// Returns whether a donor has sent too many wrong pieces, in use or not. It is to be asked before
+    /// another one takes its number.
+    pub fn is_distrusted(&self, donor: usize) -> bool {
+        lock(&self.suspicions)[donor].is_too_much()
     }
 
     /// Forgets what a donor has sent: another one takes its number.

@@ -17,7 +17,7 @@ mod spare;
 use super::{HotplugError, Inner, State};
 use crate::drain::{Drain, DrainState, DrainSummary};
 use crate::fabric::{DonorAddress, FabricError, LocalUse, TransportKind};
-use crate::homes::{BLOCK_BYTES, Home, NodeId};
+use crate::homes::{BLOCK_BYTES, Home, JOINERS_MAX, NodeId};
 use crate::pager::relocate::{BlockMove, MoveOrder, MoveProgress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::net::SocketAddr;
@@ -102,6 +102,19 @@ pub enum DrainError {
     /// It is a donor of the VM.
     #[error("{0} is a donor of this VM already")]
     Member(SocketAddr),
+    /// It has room for a small part of the copies that were lost.
+    #[error(
+        "{address} lends {lent_mib} MiB, and one of the {JOINERS_MAX} donors that can join has to lend \
+         {least_mib} MiB for the copies that were lost"
+    )]
+    TooSmall {
+        /// The donor.
+        address: SocketAddr,
+        /// What it lends, MiB.
+        lent_mib: u64,
+        /// What is needed of it, MiB.
+        least_mib: u64,
+    },
     /// Common to all changes of donors.
     #[error(transparent)]
     Change(#[from] HotplugError),

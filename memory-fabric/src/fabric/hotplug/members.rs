@@ -8,6 +8,7 @@ use super::{HotplugError, Inner, Joiner};
 use crate::fabric::{DonorAddress, FabricError};
 use crate::link::Leased;
 use fabric_replicas::{Newcomer, ReplicaSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
@@ -55,6 +56,7 @@ impl Inner {
             taken: true,
             ..Joiner::default()
         };
+        self.keep_distrusted(set, place);
         set.prepare(place);
         let slots = leased.grant().bytes / replicas::copy_bytes(set);
         let slots = u32::try_from(slots).unwrap_or(u32::MAX);
@@ -82,6 +84,28 @@ impl Inner {
         self.lock().joiners[at].links = Some(links);
         tracing::info!("donor {} has joined as {node}, for copies", donor.address);
         Ok(())
+    }
+
+    /// Remembers the last donor of a place, if it sent too many wrong pieces, before another one joins
+    /// there.
+    fn keep_distrusted(&self, set: &ReplicaSet, place: usize) {
+        let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
+        let address = lenders.get(place).and_then(|lent| lent.address);
+        if let Some(address) = address.filter(|_| set.is_distrusted(place)) {
+            fabric_host::lock(&self.distrusted).insert(address);
+        }
+    }
+
+    /// Returns the addresses of all donors that sent too many wrong pieces so far.
+    pub(super) fn distrusted(&self, set: &ReplicaSet) -> BTreeSet<SocketAddr> {
+        // A link that gets another donor meanwhile is in one of both.
+        let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
+        let links = lenders.iter().enumerate();
+        let now = links.filter(|(link, _)| set.is_distrusted(*link));
+        let mut all: BTreeSet<_> = now.filter_map(|(_, lent)| lent.address).collect();
+        drop(lenders);
+        all.extend(fabric_host::lock(&self.distrusted).iter());
+        all
     }
 
     /// Ends the use of donors that joined and hold no copy, where that is possible.

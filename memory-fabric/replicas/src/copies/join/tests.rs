@@ -1,7 +1,7 @@
 //! Places of donors that join.
 
 use super::*;
-use crate::copies::{LeaveError, Spared};
+use crate::copies::{LastCopy, LeaveError, Spared};
 use crate::placement::Place;
 
 fn place(donor: u8, slot: u32) -> Place {
@@ -61,11 +61,17 @@ fn only_copies_on_a_lost_donor_are_displaced() {
         assert!(copies.end_repair(&repair, &[]));
     }
     assert_eq!((copies.degraded(), copies.displaced()), (1, 1));
-    join(&copies, 3, 1, None);
+    join(&copies, 3, 2, None);
+    assert_eq!((copies.degraded(), copies.displaced()), (1, 0), "has room");
     while let Some(repair) = copies.begin_repair(0) {
         assert!(copies.end_repair(&repair, &[]));
     }
     assert_eq!((copies.degraded(), copies.displaced()), (0, 0));
+    // The donor of one copy will not return, that of the other one is away: nothing could be copied.
+    assert_eq!(copies.expel(3, Spared::Blocks), Ok(true));
+    assert_eq!(copies.displaced(), 1);
+    let others = [1, 2].map(|donor| copies.exclude(donor));
+    assert_eq!((others, copies.displaced()), ([Err(LastCopy), Ok(true)], 1));
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl Inner {
     }
 
     /// Has new donors join, each with as much as it is named with, or as the VM's largest lends.
-    pub(super) fn join_for_share(
+    fn join_for_share(
         self: &Arc<Self>,
         set: &Arc<ReplicaSet>,
         new: &[DonorAddress],
@@ -146,14 +146,7 @@ impl Inner {
         &self,
         new: &[DonorAddress],
     ) -> Result<(Vec<(usize, Leased)>, Found), DrainError> {
-        let most = {
-            let state = self.lock();
-            let nodes = &self.shared.nodes;
-            // Not the link that stands for all of them.
-            let links = (0..nodes.fixed()).chain(nodes.joiner_links());
-            let links = links.filter(|&link| self.is_lender(&state, link));
-            links.map(|link| self.slots_of(&state, link)).max()
-        };
+        let most = self.largest_loan();
         let (mut leases, mut found) = (Vec::new(), Found::default());
         for donor in new {
             let named = donor.bytes.map(|bytes| bytes / BLOCK_BYTES);
@@ -165,6 +158,16 @@ impl Inner {
             return Err(DrainError::NothingLent(found.texts.join("; ")));
         }
         Ok((leases, found))
+    }
+
+    /// Returns the blocks of the largest loan of the VM.
+    pub(super) fn largest_loan(&self) -> Option<u32> {
+        let state = self.lock();
+        let nodes = &self.shared.nodes;
+        // Not the link that stands for all of them.
+        let links = (0..nodes.fixed()).chain(nodes.joiner_links());
+        let links = links.filter(|&link| self.is_lender(&state, link));
+        links.map(|link| self.slots_of(&state, link)).max()
     }
 
     fn supervise_rebalance(&self, ended: &Receiver<u32>, closed: &Receiver<()>) {
