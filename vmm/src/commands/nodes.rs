@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use ssi_hv::exit::ExitCode;
-use ssi_hv::membership::members::{Listing, list};
+use ssi_hv::membership::listing::{Listing, list};
 
 use super::{Failure, print};
 use crate::cli::nodes::NodesConfig;

@@ -1,9 +1,10 @@
 //! Nodes of the cluster join a VM with two copies of its pages, or with stripes, when a donor is lost and
 //! the others have no room for what it held.
 //!
-//! Copies on a lost donor that are not made again for longer than `--donor-grace` have no place.
-//! Those on a donor that is out of use, and may return, have one: no node joins for them. A node that
-//! was lost may join again, with new memory.
+//! Copies on a lost donor have no place if no other one has room. Nodes join for them once copies lack
+//! for longer than `--donor-grace`. Copies on a donor that is out of use, and may return, have a place:
+//! no node joins for them. A node that was lost may join again, with new memory, but not one that sent
+//! wrong pieces of pages.
 
 use std::collections::HashMap;
 use std::io;
@@ -64,7 +65,7 @@ impl Missing {
 struct Need {
     /// Copies that cannot be read.
     degraded: Missing,
-    /// Of these, copies on lost donors.
+    /// Of these, copies on lost donors for which others have no room.
     displaced: Missing,
 }
 
@@ -193,6 +194,23 @@ impl VmDrains {
         }
         used
     }
+
+    /// Returns the donors for another boot of the guest, as [`Self::donors_for_restart`]; of a VM with a
+    /// cluster, without those that sent wrong pieces of pages, in place of which there are others.
+    pub fn trusted_for_restart(&self, members: Option<&Members>) -> Option<Vec<DonorAddress>> {
+        let left = self.donors_for_restart();
+        let Some(members) = members else {
+            return left;
+        };
+        let distrusted = self.fabric().distrusted();
+        members.distrust(&distrusted);
+        if distrusted.is_empty() {
+            return left;
+        }
+        let mut left = left.unwrap_or_else(|| self.lock().named.clone());
+        left.retain(|donor| !distrusted.contains(&donor.address));
+        Some(left)
+    }
 }
 
 /// Lets nodes join where that is needed, in a thread of its own, until the guest ends.
@@ -253,7 +271,11 @@ fn join_one(
     attempts: &mut Attempts,
 ) -> Result<(), NotJoined> {
     let mut last = NotJoined::Refused("no other one has room".to_owned());
-    for donor in attempts.chosen(members.spares(&drains.used())) {
+    let used = drains.used();
+    // After that: one that went out in between is in one of both.
+    members.distrust(&drains.fabric().distrusted());
+    let spares = members.spares(&used, drains.fabric().spare_bytes_min());
+    for donor in attempts.chosen(spares) {
         if drains.has_ended() {
             break;
         }
@@ -294,6 +316,7 @@ mod tests {
         assert_eq!(missing.note(0, 8, at(11)), Duration::ZERO);
         assert_eq!(missing.note(6, 8, at(20)), Duration::ZERO, "lost again");
     }
+
     fn copies(degraded: u64, displaced: u64, repaired: u64) -> ReplicaSummary {
         ReplicaSummary {
             layout: None,
@@ -330,6 +353,23 @@ mod tests {
         assert!(!need.note(&copies(8, 6, 2), grace, at(102)), "repaired");
         assert!(!need.note(&copies(8, 6, 2), grace, at(132)));
         assert!(need.note(&copies(8, 6, 2), grace, at(133)));
+    }
+
+    #[test]
+    fn without_grace_no_node_joins_for_copies_that_have_room() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut need = Need::default();
+        // A large block takes long, or the rate of repairs is low.
+        for seconds in 0..100 {
+            let copies = copies(8, 0, 0);
+            assert!(
+                !need.note(&copies, Duration::ZERO, at(seconds)),
+                "{seconds}"
+            );
+        }
+        assert!(!need.note(&copies(4, 4, 4), Duration::ZERO, at(100)));
+        assert!(need.note(&copies(4, 4, 4), Duration::ZERO, at(101)));
     }
 
     fn spare(last: u8) -> DonorAddress {
@@ -398,5 +438,12 @@ mod tests {
         }
         let refused = NotJoined::from(DrainError::NothingLent("10.0.0.1:7: none".into()));
         assert!(matches!(refused, NotJoined::Refused(_)), "{refused:?}");
+        let refused = NotJoined::from(DrainError::TooSmall {
+            address: ([10, 0, 0, 1], 7).into(),
+            lent_mib: 2,
+            least_mib: 6,
+        });
+        assert!(matches!(refused, NotJoined::Refused(_)), "{refused:?}");
+        assert!(refused.to_string().contains("one of the 8 donors"));
     }
 }

@@ -25,6 +25,9 @@ pub fn connected(
     connect: impl Fn(&FabricConfig) -> Result<Fabric, Failure>,
 ) -> Result<Fabric, Failure> {
     let mut replaced = 0;
+    if let Some(members) = members {
+        members.ask_all_again();
+    }
     loop {
         let failure = match connect(fabric) {
             Ok(fabric) => return Ok(fabric),

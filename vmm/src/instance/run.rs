@@ -356,7 +356,8 @@ impl Run<'_> {
             hotplug.end();
         }
         if let Some(drains) = &booted.drains {
-            *donors = drains.donors_for_restart().or(donors.take());
+            let members = self.members.map(Arc::as_ref);
+            *donors = drains.trusted_for_restart(members).or(donors.take());
             drains.end();
         }
         drop((watch, replay, follows));

@@ -35,23 +35,17 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Returns what fails with it.
-    pub(super) fn domain(&self) -> String {
-        let zone = self.zone.as_ref().map(Name::as_str);
-        domain(zone, self.donor.address.host())
+    /// Returns what fails with it: its zone, or its host.
+    fn domain(&self) -> String {
+        match &self.zone {
+            Some(zone) => format!("zone {zone}"),
+            None => format!("host {}", self.donor.address.host()),
+        }
     }
 
     fn units(&self, unit_bytes: u64, most: u32) -> u32 {
         let units = u32::try_from(self.free_bytes / unit_bytes);
         units.unwrap_or(u32::MAX).min(most)
-    }
-}
-
-/// Returns what fails with a node: its zone, or else its host.
-pub(super) fn domain(zone: Option<&str>, host: &str) -> String {
-    match zone {
-        Some(zone) => format!("zone {zone}"),
-        None => format!("host {host}"),
     }
 }
 

@@ -1,9 +1,8 @@
 //! The nodes of an etcd as donors of a VM.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -12,13 +11,12 @@ use fabric_host::lock;
 use fabric_identity::Name;
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, Redundancy, TransportKind};
-use serde::Serialize;
 use ssi_hv_membership::{
     Carrier, Endpoints, EtcdError, Found, Member, Target, Watch, Watched, find,
 };
 
 use super::choose::{Candidate, Need, choose};
-use super::spares::{Known, Remembered, in_turn};
+use super::spares::{Distrusted, Known, Remembered, in_turn};
 use crate::config::address::{Donor, HostPort};
 use crate::config::membership::MembershipError;
 use crate::config::{Protection, ResolvedDonor, RunSettings, ValidationError, resolved_donor};
@@ -28,7 +26,7 @@ use crate::instance::donor_address;
 use crate::size::ByteSize;
 
 /// Deadline for the list of nodes, before the guest exists.
-const FIND_TIME_MAX: Duration = Duration::from_secs(10);
+pub(super) const FIND_TIME_MAX: Duration = Duration::from_secs(10);
 /// The same for a new list when a node did not lend: the old one is used otherwise.
 const AGAIN_TIME_MAX: Duration = Duration::from_secs(3);
 /// Nodes that an error names.
@@ -77,8 +75,10 @@ pub struct Members {
 #[derive(Debug)]
 struct State {
     found: Found,
-    /// Nodes that did not lend.
+    /// Nodes that did not lend at this start of the guest.
     left_out: HashSet<SocketAddr>,
+    /// Nodes that sent wrong pieces of pages: they are not used again.
+    distrusted: Distrusted,
     /// Those that were chosen, or offered while the VM runs.
     known: Remembered,
 }
@@ -113,6 +113,7 @@ impl Members {
         let state = State {
             found,
             left_out: HashSet::new(),
+            distrusted: Distrusted::default(),
             known: Remembered::new(),
         };
         let members = Self {
@@ -136,6 +137,28 @@ impl Members {
         let mut settings = members.settings.clone();
         settings.donors = donors;
         Ok(Some((settings, members)))
+    }
+
+    /// Begins another start of the guest: a node that did not lend at an earlier one may do so now.
+    pub fn ask_all_again(&self) {
+        lock(&self.state).left_out.clear();
+    }
+
+    /// Excludes the nodes at these addresses, which sent wrong pieces of pages, for the life of the VM:
+    /// neither they join again, nor others with their names.
+    pub fn distrust(&self, addresses: &BTreeSet<SocketAddr>) {
+        let mut state = lock(&self.state);
+        let State {
+            distrusted, known, ..
+        } = &mut *state;
+        for address in addresses {
+            if distrusted.add(*address, known.get(address)) {
+                tracing::warn!(
+                    "the node at {address} is not used by this VM again: it sent wrong pieces of \
+                     pages"
+                );
+            }
+        }
     }
 
     /// Returns donors by a new list, without one that did not lend: it was lost, or has lent its memory
@@ -189,16 +212,25 @@ impl Members {
     }
 
     /// Returns the nodes that could join the VM now, of which it uses these, in the order in which they
-    /// are to be asked.
+    /// are to be asked. Each has at least so much room.
     #[must_use]
-    pub fn spares(&self, used: &[DonorAddress]) -> Vec<DonorAddress> {
-        let Some(watched) = self.now() else {
-            return Vec::new();
-        };
+    pub fn spares(&self, used: &[DonorAddress], least_bytes: u64) -> Vec<DonorAddress> {
+        let watched = self.now();
+        watched.map_or_else(Vec::new, |now| {
+            self.spares_of(&now.found, used, least_bytes)
+        })
+    }
+
+    fn spares_of(
+        &self,
+        found: &Found,
+        used: &[DonorAddress],
+        least_bytes: u64,
+    ) -> Vec<DonorAddress> {
         let until = Instant::now() + FIND_TIME_MAX;
         let mut taken = HashSet::new();
         let mut usable = Vec::new();
-        for (name, member) in &watched.found.members {
+        for (name, member) in &found.members {
             // Of nodes with one address the first counts, as at the start.
             if let Ok((candidate, address)) = self.candidate(name, member, until)
                 && taken.insert(address)
@@ -209,7 +241,8 @@ impl Members {
         let mut state = lock(&self.state);
         let is_used = |address| used.iter().any(|donor| donor.address == address);
         state.known.retain(|address, _| is_used(*address));
-        let spares = in_turn(usable, used, &state.known);
+        usable.retain(|(one, address)| !state.distrusted.has(&one.name, *address));
+        let spares = in_turn(usable, used, &state.known, least_bytes);
         for (candidate, address) in &spares {
             state.known.insert(*address, Known::from(candidate));
         }
@@ -257,6 +290,9 @@ impl Members {
             match self.candidate(name, member, until) {
                 Ok((_, address)) if state.left_out.contains(&address) => {
                     refusals.push(format!("{name}: it did not lend"));
+                }
+                Ok((_, address)) if state.distrusted.has(name, address) => {
+                    refusals.push(format!("{name}: it sent wrong pieces of pages"));
                 }
                 // A node that was started again under another name, or an entry that is not true.
                 Ok((_, address)) if !taken.insert(address) => {
@@ -348,61 +384,6 @@ fn not_resolved() -> String {
     format!("its host's name was not resolved: that, and those before, took {limit} s")
 }
 
-/// A node of a cluster.
-#[derive(Clone, Debug, Serialize)]
-pub struct ListedNode {
-    /// Its name.
-    pub name: String,
-    /// What it registered.
-    #[serde(flatten)]
-    pub member: Member,
-}
-
-impl ListedNode {
-    /// Returns the memory that no VM has.
-    #[must_use]
-    pub const fn free(&self) -> ByteSize {
-        ByteSize::from_bytes(self.member.free_bytes)
-    }
-
-    /// Returns the memory that it lends in all.
-    #[must_use]
-    pub const fn memory(&self) -> ByteSize {
-        ByteSize::from_bytes(self.member.memory_bytes)
-    }
-}
-
-/// The nodes of a cluster.
-#[derive(Clone, Debug, Serialize)]
-pub struct Listing {
-    /// By name.
-    pub nodes: Vec<ListedNode>,
-    /// A line for each entry that was left out.
-    pub problems: Vec<String>,
-}
-
-/// Lists the nodes of an etcd.
-///
-/// # Errors
-///
-/// Fails when its address or the credentials cannot be used, or it does not answer in time.
-pub fn list(cluster: &str, credentials: Option<&Path>, insecure: bool) -> Result<Listing, Failure> {
-    let target = cluster.parse::<Target>().map_err(MembershipError::from);
-    let target = target.map_err(ValidationError::from)?;
-    let endpoints = target.endpoints(credentials, insecure);
-    let endpoints = endpoints.map_err(MembershipError::from);
-    let endpoints = endpoints.map_err(ValidationError::from)?;
-    let found = find(&endpoints, FIND_TIME_MAX)?;
-    let nodes = found.members.into_iter().map(|(name, member)| ListedNode {
-        name: name.to_string(),
-        member,
-    });
-    Ok(Listing {
-        nodes: nodes.collect(),
-        problems: found.problems,
-    })
-}
-
 /// Returns the etcd of `--cluster`.
 fn etcd_of(settings: &RunSettings) -> Result<Option<Target>, ValidationError> {
     let text = settings.cluster.as_ref().map(|path| path.to_string_lossy());
@@ -469,3 +450,6 @@ fn there(candidates: &[Candidate], refusals: &[String]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Membership by etcd: what a node registers, and how a VM chooses among those that did.
 
 pub mod choose;
+pub mod listing;
 pub mod members;
 pub mod record;
 mod spares;

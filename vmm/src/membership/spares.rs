@@ -1,14 +1,13 @@
 //! Nodes that may join a running VM.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 
 use fabric_identity::Name;
-use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::DonorAddress;
 
-use super::choose::{Candidate, domain};
+use super::choose::Candidate;
 
 /// What is remembered of a node that the VM may use: its entry can change, or expire.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,13 +28,42 @@ impl From<&Candidate> for Known {
 /// The nodes that the VM was offered, by the addresses that it uses.
 pub(super) type Remembered = BTreeMap<SocketAddr, Known>;
 
-/// Returns the nodes of `found` that may join the donors in `used`, in the order in which they are
-/// asked: those first that share no zone, or host, with one of these, then those with the most room.
-/// A node with the name of one of them is the same one at another address.
+/// Nodes that a VM does not use again, by their names and addresses: they sent wrong pieces of pages.
+#[derive(Debug, Default)]
+pub(super) struct Distrusted {
+    names: HashSet<Name>,
+    addresses: HashSet<SocketAddr>,
+}
+
+impl Distrusted {
+    /// Adds the node at an address, with what is known of it. Returns false if it is in.
+    pub fn add(&mut self, address: SocketAddr, known: Option<&Known>) -> bool {
+        self.names.extend(known.map(|known| known.name.clone()));
+        self.addresses.insert(address)
+    }
+
+    pub fn has(&self, name: &Name, address: SocketAddr) -> bool {
+        self.names.contains(name) || self.addresses.contains(&address)
+    }
+}
+
+/// Returns whether nodes may fail together: they are in one zone, or one of them has none and they are
+/// on one host.
+fn are_beside(one: (Option<&str>, &str), other: (Option<&str>, &str)) -> bool {
+    match (one.0, other.0) {
+        (Some(zone), Some(other)) => zone == other,
+        _ => one.1 == other.1,
+    }
+}
+
+/// Returns the nodes of `found` with so much room that may join the donors in `used`, in the order in
+/// which they are asked: those first that share no zone, or host, with one of these, then those with
+/// the most room. A node with the name of one of them is the same one at another address.
 pub(super) fn in_turn(
     mut found: Vec<(Candidate, SocketAddr)>,
     used: &[DonorAddress],
     known: &Remembered,
+    least_bytes: u64,
 ) -> Vec<(Candidate, SocketAddr)> {
     let known = |donor: &DonorAddress| known.get(&donor.address);
     let is_used = |one: &Candidate, address: SocketAddr| {
@@ -45,15 +73,18 @@ pub(super) fn in_turn(
                 || known(donor).is_some_and(|known| known.name == one.name)
         })
     };
-    let domains = used.iter().map(|donor| {
+    let of_used = used.iter().map(|donor| {
         let zone = known(donor).and_then(|known| known.zone.as_ref());
         let zone = zone.map(Name::as_str).or(donor.zone.as_deref());
-        domain(zone, &donor.address.ip().to_string())
+        (zone, donor.address.ip().to_string())
     });
-    let domains: Vec<String> = domains.collect();
-    found.retain(|(one, address)| one.free_bytes >= BLOCK_BYTES && !is_used(one, *address));
-    found.sort_by_cached_key(|(one, _)| {
-        let is_beside = domains.contains(&one.domain());
+    let of_used: Vec<_> = of_used.collect();
+    found.retain(|(one, address)| one.free_bytes >= least_bytes && !is_used(one, *address));
+    found.sort_by_cached_key(|(one, address)| {
+        let host = address.ip().to_string();
+        let place = (one.zone.as_ref().map(Name::as_str), host.as_str());
+        let mut of_used = of_used.iter();
+        let is_beside = of_used.any(|(zone, host)| are_beside(place, (*zone, host)));
         (is_beside, Reverse(one.free_bytes), one.name.clone())
     });
     found
@@ -62,6 +93,7 @@ pub(super) fn in_turn(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memory_fabric::BLOCK_BYTES;
 
     fn found(name: &str, address: &str, blocks: u64, zone: &str) -> (Candidate, SocketAddr) {
         let candidate = Candidate {
@@ -88,7 +120,7 @@ mod tests {
         used: &[DonorAddress],
         known: &Remembered,
     ) -> Vec<String> {
-        let turn = in_turn(found.to_vec(), used, known).into_iter();
+        let turn = in_turn(found.to_vec(), used, known, 3 * BLOCK_BYTES).into_iter();
         turn.map(|(one, _)| one.name.to_string()).collect()
     }
 
@@ -100,13 +132,19 @@ mod tests {
             found("c", "10.0.0.3:7", 3, "y"),
             found("d", "10.0.0.4:7", 4, ""),
             found("e", "10.0.0.5:7", 7, ""),
-            found("full", "10.0.0.6:7", 0, "z"),
+            found("small", "10.0.0.6:7", 2, "z"),
         ];
         let none = Remembered::new();
         assert_eq!(names(&all, &[], &none), ["a", "b", "e", "d", "c"]);
         // One of zone x, and one without a zone on the host of e.
         let donors = [used("10.0.0.8:7", Some("x")), used("10.0.0.5:8", None)];
         assert_eq!(names(&all, &donors, &none), ["b", "d", "c", "a", "e"]);
+        // One of zone x on the host of d, which has no zone, and of b, which is in another one.
+        let donors = [used("10.0.0.4:8", Some("x")), used("10.0.0.2:8", Some("x"))];
+        assert_eq!(names(&all, &donors, &none), ["b", "e", "c", "a", "d"]);
+        // One without a zone on the host of a.
+        let donors = [used("10.0.0.1:8", None)];
+        assert_eq!(names(&all, &donors, &none), ["b", "e", "d", "c", "a"]);
         // Donors of stripes have no zone; that of the entry counts.
         let (known, address) = found("f", "10.0.0.9:7", 0, "y");
         let known = Remembered::from([(address, Known::from(&known))]);

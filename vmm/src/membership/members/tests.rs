@@ -1,0 +1,128 @@
+//! Nodes that a VM does not use again, or does.
+
+use ssi_hv_membership::MEMBER_SCHEMA;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn member(address: &str) -> Member {
+    Member {
+        schema: MEMBER_SCHEMA,
+        address: address.to_owned(),
+        transports: vec![Carrier::Tcp],
+        memory_bytes: 64 * MIB,
+        free_bytes: 64 * MIB,
+        zone: None,
+        cpus: 0,
+        certificates: false,
+        fingerprint: None,
+        release: String::new(),
+        wire: fabric_wire::VERSION,
+    }
+}
+
+fn found(nodes: &[(&str, &str)]) -> Found {
+    let named = |(name, address): &(&str, &str)| (name.parse().expect("a name"), member(address));
+    Found {
+        members: nodes.iter().map(named).collect(),
+        ..Found::default()
+    }
+}
+
+/// Returns the nodes of an etcd for a VM with two copies of 48 MiB.
+fn members(found: Found) -> Members {
+    let mib = |mib: u64| ByteSize::from_bytes(mib * MIB);
+    let settings = RunSettings {
+        memory: mib(64),
+        local_memory: Some(mib(16)),
+        replicas: 2,
+        ..RunSettings::default()
+    };
+    let target: Target = "etcd://127.0.0.1:1".parse().expect("an address");
+    Members {
+        endpoints: target.endpoints(None, false).expect("can be asked"),
+        target,
+        need: checked_need(&settings).expect("possible"),
+        settings,
+        state: Mutex::new(State {
+            found,
+            left_out: HashSet::new(),
+            distrusted: Distrusted::default(),
+            known: Remembered::new(),
+        }),
+        watch: OnceLock::new(),
+    }
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+/// Returns the addresses of the donors for a start.
+fn chosen(members: &Members) -> Result<Vec<String>, String> {
+    let donors = members.chosen().map_err(|error| error.to_string())?;
+    let addresses = donors.iter().map(|donor| donor.address.to_string());
+    Ok(addresses.collect())
+}
+
+/// Returns the addresses of the nodes that may join, if the VM uses the one at port 2.
+fn spares(members: &Members, found: &Found) -> Vec<String> {
+    let used = DonorAddress {
+        address: address("127.0.0.1:2"),
+        name: None,
+        fingerprint: None,
+        zone: None,
+        bytes: None,
+    };
+    let spares = members.spares_of(found, &[used], 2 * MIB).into_iter();
+    spares.map(|spare| spare.address.to_string()).collect()
+}
+
+#[test]
+fn a_node_that_sent_wrong_pieces_does_not_join_again_by_its_name_or_address() {
+    let all = found(&[
+        ("a", "127.0.0.1:1"),
+        ("b", "127.0.0.1:2"),
+        ("c", "127.0.0.1:3"),
+    ]);
+    let members = members(all.clone());
+    assert_eq!(
+        chosen(&members),
+        Ok(vec!["127.0.0.1:1".into(), "127.0.0.1:2".into()])
+    );
+    members.distrust(&BTreeSet::from([address("127.0.0.1:1")]));
+    assert_eq!(spares(&members, &all), ["127.0.0.1:3"]);
+    // Started again elsewhere, and another name for the same address.
+    let moved = found(&[
+        ("a", "127.0.0.1:4"),
+        ("b", "127.0.0.1:2"),
+        ("d", "127.0.0.1:1"),
+    ]);
+    assert!(spares(&members, &moved).is_empty());
+    // The list of the VM's donors is not needed for that any more.
+    assert_eq!(spares(&members, &all), ["127.0.0.1:3"]);
+    // Another start of the guest.
+    members.ask_all_again();
+    assert_eq!(
+        chosen(&members),
+        Ok(vec!["127.0.0.1:2".into(), "127.0.0.1:3".into()])
+    );
+    lock(&members.state).found = moved;
+    let error = chosen(&members).expect_err("b is left");
+    assert!(
+        error.contains("a: it sent wrong pieces") && error.contains("d: it sent wrong pieces"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_node_that_did_not_lend_is_asked_again_at_another_start() {
+    let members = members(found(&[("a", "127.0.0.1:1"), ("b", "127.0.0.1:2")]));
+    assert!(chosen(&members).is_ok());
+    lock(&members.state).left_out.insert(address("127.0.0.1:1"));
+    let error = chosen(&members).expect_err("one is left");
+    assert!(error.contains("a: it did not lend"), "{error}");
+    members.ask_all_again();
+    assert_eq!(chosen(&members).map(|all| all.len()), Ok(2));
+}
