@@ -1,5 +1,6 @@
 //! Nodes that register in a real etcd.
 
+mod disturbed;
 mod repairs;
 mod vms;
 
