@@ -1,5 +1,7 @@
 //! Donors of scenarios, run through the command line of `ssi-hv`.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
@@ -23,8 +25,9 @@ const NODE_2_REPORT: &str = "/tmp/node2.json";
 #[derive(Debug)]
 pub(super) struct Donor {
     host: usize,
+    address: String,
     process: RemoteProcess,
-    report: &'static str,
+    report: String,
 }
 
 impl Donor {
@@ -99,11 +102,23 @@ impl Donor {
         Self::at(context, (2, DONOR), &[], NODE_REPORT, memory, more)
     }
 
+    /// Starts a donor on this host and port, with this memory and further flags.
+    pub fn listening(
+        context: &Context<'_>,
+        (host, port): (usize, u16),
+        memory: &str,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
+        let address = format!("{}:{port}", context.testbed.host(host).address());
+        let report = format!("/tmp/node-{port}.json");
+        Self::at(context, (host, &address), &[], &report, memory, more)
+    }
+
     fn at(
         context: &Context<'_>,
         (number, address): (usize, &str),
         before: &[&str],
-        report: &'static str,
+        report: &str,
         memory: &str,
         more: &[&str],
     ) -> anyhow::Result<Self> {
@@ -143,14 +158,20 @@ impl Donor {
             })?;
         Ok(Self {
             host: number,
+            address: address.to_owned(),
             process,
-            report,
+            report: report.to_owned(),
         })
     }
 
     /// Returns its process id on its host.
     pub fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    /// Returns its address, as a VM names it.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Returns its standard error so far.
@@ -160,8 +181,19 @@ impl Donor {
 
     /// Kills the donor, as a crash would.
     pub fn kill(self) -> anyhow::Result<()> {
-        self.process.kill(libc::SIGKILL)?;
-        self.process.wait(SHORT)?;
+        Self::kill_all(vec![self])
+    }
+
+    /// Kills donors at once, as the loss of a rack would. Some may have ended.
+    pub fn kill_all(donors: Vec<Self>) -> anyhow::Result<()> {
+        for donor in &donors {
+            if donor.process.wait(Duration::ZERO).is_err() {
+                donor.process.kill(libc::SIGKILL)?;
+            }
+        }
+        for donor in donors {
+            donor.process.wait(SHORT)?;
+        }
         Ok(())
     }
 
@@ -178,7 +210,7 @@ impl Donor {
             .process
             .wait(SHORT)
             .context("the donor does not end on SIGTERM")?;
-        read(context, self.host, Published::NodeReport, self.report)
+        read(context, self.host, Published::NodeReport, &self.report)
             .with_context(|| format!("report of the donor; {}", tail(&output)))
     }
 }

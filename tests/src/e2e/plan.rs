@@ -2,10 +2,10 @@
 
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
-    faults, free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network,
-    nodes, nodes_lost, numa, poison, rdma, rdma_faults, rdma_many, rdma_removed, rdma_sealed,
-    rdma_settings, reads, ssi, stall, status, three_hosts, tour, transports, udp, up, vsock,
-    working_set,
+    faults, free_pages, hotplug, huge_shmem, hundred, irqchip, irqchip_compared, native_demo,
+    network, nodes, nodes_lost, numa, poison, rdma, rdma_faults, rdma_many, rdma_removed,
+    rdma_sealed, rdma_settings, reads, ssi, stall, status, three_hosts, tour, transports, udp, up,
+    vsock, working_set,
 };
 
 /// Scenarios that every run must have time for: each way a guest starts and ends, and each subsystem
@@ -109,6 +109,7 @@ impl Plan {
             together,
             long: [
                 distro::SCENARIOS,
+                hundred::LONG,
                 irqchip_compared::LONG,
                 nodes::LONG,
                 rdma_many::LONG,
@@ -209,6 +210,9 @@ mod tests {
         let is_long = |s: &Scenario| s.name == "distro_work_tcp";
         assert!(plan.long.iter().any(is_long) && !plan.alone.iter().any(is_long));
         assert!(!plan.needs_distro());
+        for name in ["replicas_hundred", "stripes_hundred"] {
+            assert!(plan.long.iter().any(|s| s.name == name), "{name}");
+        }
         let named = plan.named(&["distro_work_tcp".into()]);
         assert!(named.long.is_empty() && named.alone.iter().any(is_long));
         assert!(named.needs_distro());
