@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use clap::Parser;
 use kernel_images::programs;
 use ssi_hv_tests::cleanup;
-use ssi_hv_tests::e2e::{PageTransport, Torture};
+use ssi_hv_tests::e2e::{PageTransport, Replicas, Torture};
 use ssi_hv_tests::testbed::HostKernel;
 
 /// Faults of hosts, links and processes under guests on emulated hosts that verify every byte.
@@ -14,15 +14,22 @@ use ssi_hv_tests::testbed::HostKernel;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Minutes after which no round begins; a round takes about four. At least one round runs.
+    /// Minutes after which no round begins; a round with one copy takes about four, one with two
+    /// copies longer. At least one round runs.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=10_080))]
     minutes: u64,
+    /// Faults after which no round begins [default: as many as the time allows].
+    #[arg(long)]
+    faults: Option<usize>,
     /// What the order of faults follows from [default: the time].
     #[arg(long)]
     seed: Option<u64>,
     /// A transport, to test only that one; may be repeated.
     #[arg(long, value_enum)]
     transport: Vec<PageTransport>,
+    /// How many copies of each page donors have, to test only that many; may be repeated.
+    #[arg(long, value_enum)]
+    replicas: Vec<Replicas>,
     /// The kernel of the hosts.
     #[arg(long, value_enum, default_value = "6.12")]
     kernel: HostKernel,
@@ -33,14 +40,12 @@ fn main() -> ExitCode {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let torture = Torture {
         time: Duration::from_secs(args.minutes * 60),
+        faults: args.faults,
         seed: args
             .seed
             .unwrap_or_else(|| since_1970.map_or(0, |time| time.as_secs())),
-        transports: if args.transport.is_empty() {
-            PageTransport::ALL.to_vec()
-        } else {
-            args.transport
-        },
+        transports: or_all(args.transport, &PageTransport::ALL),
+        replicas: or_all(args.replicas, &Replicas::ALL),
         kernel: args.kernel,
     };
     let ran = cleanup::on_signals()
@@ -54,4 +59,12 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Returns what was chosen, or all where nothing was.
+fn or_all<T: Clone>(chosen: Vec<T>, all: &[T]) -> Vec<T> {
+    if chosen.is_empty() {
+        return all.to_vec();
+    }
+    chosen
 }

@@ -60,7 +60,7 @@ pub(crate) use guest::parse_faultprobe;
 pub use plan::Plan;
 pub(crate) use rdma::processor_ticks;
 pub use runner::Runner;
-pub use torture::{PageTransport, Torture};
+pub use torture::{PageTransport, Replicas, Torture};
 
 use std::path::PathBuf;
 

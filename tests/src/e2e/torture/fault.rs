@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
+use anyhow::Context as _;
 
+use super::kind::{Kind, PageTransport, Replicas};
 use super::round::Round;
 use crate::e2e::bed::{add_rxe, remove_rxe};
 use crate::e2e::guest::SHORT;
@@ -18,31 +19,9 @@ const TRICKLE: &str = "rate 256kbit";
 const CLOCK_STEP_SECONDS: i64 = 3600;
 /// Limit of open files while they are exhausted: below what a running process has open.
 const FILES_EXHAUSTED: &str = "--nofile=3:";
-
-/// How pages travel in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum PageTransport {
-    /// TCP.
-    Tcp,
-    /// UDP, by QUIC.
-    Udp,
-    /// RDMA over SoftRoCE.
-    Rdma,
-}
-
-impl PageTransport {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Rdma];
-
-    /// The value of `--transport`.
-    pub(super) fn flag(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Rdma => "rdma",
-        }
-    }
-}
+/// How long a donor is frozen that may not return: the grace time, and what it takes to notice that
+/// it does not renew its lease.
+const FREEZE: Duration = Duration::from_secs(super::round::GRACE_SECONDS + 10);
 
 /// A fault that a VM must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,10 +52,16 @@ pub(super) enum Fault {
     FullDisk,
     /// The VM's RDMA device is removed and added.
     RdmaDevice,
+    /// A donor is killed for good, and a new one joins.
+    LoseDonor,
+    /// A donor is stopped for longer than the grace time, and a new one joins.
+    FreezeDonor,
+    /// A donor is drained, and joins again.
+    DrainDonor,
 }
 
 impl Fault {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 16] = [
         Self::StopDonor,
         Self::StopVm,
         Self::CutLink,
@@ -90,14 +75,21 @@ impl Fault {
         Self::FilesOfDonor,
         Self::FullDisk,
         Self::RdmaDevice,
+        Self::LoseDonor,
+        Self::FreezeDonor,
+        Self::DrainDonor,
     ];
 
-    /// Those that mean something to a transport.
-    pub(super) fn of(transport: PageTransport) -> Vec<Self> {
+    /// Those that mean something to a kind of round.
+    pub(super) fn of(kind: Kind) -> Vec<Self> {
         let applies = |fault: &Self| match fault {
             // QUIC has no connection that the kernel could reset.
-            Self::Reset => transport != PageTransport::Udp,
-            Self::RdmaDevice => transport == PageTransport::Rdma,
+            Self::Reset => kind.transport != PageTransport::Udp,
+            Self::RdmaDevice => kind.transport == PageTransport::Rdma,
+            // With the only copy of the memory the VM would end.
+            Self::LoseDonor | Self::FreezeDonor | Self::DrainDonor => {
+                kind.replicas == Replicas::Two
+            }
             _ => true,
         };
         Self::ALL.into_iter().filter(applies).collect()
@@ -119,6 +111,9 @@ impl Fault {
             Self::FilesOfDonor => "donor without files",
             Self::FullDisk => "disk full",
             Self::RdmaDevice => "RDMA device removed",
+            Self::LoseDonor => "donor lost, new one",
+            Self::FreezeDonor => "donor frozen, new one",
+            Self::DrainDonor => "donor drained, back",
         }
     }
 
@@ -126,13 +121,18 @@ impl Fault {
     pub(super) fn inject(self, round: &Round<'_>) -> anyhow::Result<()> {
         let (vm_host, donor_host) = (round.vm_host(), round.donor_host());
         match self {
-            Self::StopDonor => donor_host.signal(round.donor.pid(), libc::SIGSTOP)?,
+            Self::StopDonor | Self::FreezeDonor => {
+                donor_host.signal(round.target().pid(), libc::SIGSTOP)?;
+            }
+            Self::LoseDonor => donor_host.signal(round.target().pid(), libc::SIGKILL)?,
+            // What restores the donors does it.
+            Self::DrainDonor => {}
             Self::StopVm => vm_host.signal(round.vm.pid(), libc::SIGSTOP)?,
             Self::CutLink => round.context.testbed.cut_link(1, 2)?,
             Self::LosePackets => shape(round, LOSS)?,
             Self::CorruptPackets => shape(round, CORRUPTION)?,
             Self::Trickle => shape(round, TRICKLE)?,
-            Self::Reset => reset(vm_host)?,
+            Self::Reset => reset(round)?,
             Self::ClockOfVm => step_clock(vm_host, CLOCK_STEP_SECONDS)?,
             Self::ClockOfDonor => step_clock(donor_host, CLOCK_STEP_SECONDS)?,
             Self::FilesOfVm => {
@@ -140,7 +140,7 @@ impl Fault {
                 break_connections(round)?;
             }
             Self::FilesOfDonor => {
-                exhaust_files(donor_host, round.donor.pid())?;
+                exhaust_files(donor_host, round.target().pid())?;
                 break_connections(round)?;
             }
             // dd fails when the file system is full, which is the purpose.
@@ -162,7 +162,11 @@ impl Fault {
     pub(super) fn heal(self, round: &Round<'_>) -> anyhow::Result<()> {
         let (vm_host, donor_host) = (round.vm_host(), round.donor_host());
         match self {
-            Self::StopDonor => donor_host.signal(round.donor.pid(), libc::SIGCONT)?,
+            Self::StopDonor | Self::FreezeDonor => {
+                donor_host.signal(round.target().pid(), libc::SIGCONT)?;
+            }
+            // The VM goes on with what other donors have.
+            Self::LoseDonor | Self::DrainDonor => {}
             Self::StopVm => vm_host.signal(round.vm.pid(), libc::SIGCONT)?,
             Self::CutLink => round.context.testbed.restore_link(1, 2)?,
             Self::LosePackets | Self::CorruptPackets | Self::Trickle => {
@@ -176,7 +180,7 @@ impl Fault {
                 restore_link(round)?;
             }
             Self::FilesOfDonor => {
-                restore_files(donor_host, round.donor.pid())?;
+                restore_files(donor_host, round.target().pid())?;
                 restore_link(round)?;
             }
             Self::FullDisk => drop(vm_host.check(&["rm", "-f", round.filler()], SHORT)?),
@@ -189,7 +193,8 @@ impl Fault {
     pub(super) fn duration(self, random: u64, longest: Duration) -> Duration {
         match self {
             // A moment without duration.
-            Self::Reset => Duration::ZERO,
+            Self::Reset | Self::DrainDonor => Duration::ZERO,
+            Self::FreezeDonor => FREEZE,
             _ => longest / 4 + longest * u32::try_from(random % 4).unwrap_or(0) / 4,
         }
     }
@@ -206,23 +211,27 @@ fn shape(round: &Round<'_>, discipline: &str) -> anyhow::Result<()> {
 }
 
 /// Destroys the sockets of all connections to the donor.
-fn reset(vm_host: &Host) -> anyhow::Result<()> {
-    let argv = ["ss", "-K", "dst", "10.77.0.2", "dport", "=", "7700"];
-    vm_host.check(&argv, SHORT)?;
+fn reset(round: &Round<'_>) -> anyhow::Result<()> {
+    let address = round.target().address();
+    let (host, port) = address
+        .split_once(':')
+        .with_context(|| format!("no port in {address}"))?;
+    let argv = ["ss", "-K", "dst", host, "dport", "=", port];
+    round.vm_host().check(&argv, SHORT)?;
     Ok(())
 }
 
 /// Breaks the connections to the donor: by a reset, or over QUIC, which knows none, by a cut of the link.
 fn break_connections(round: &Round<'_>) -> anyhow::Result<()> {
-    match round.transport {
+    match round.kind.transport {
         PageTransport::Udp => Ok(round.context.testbed.cut_link(1, 2)?),
-        _ => reset(round.vm_host()),
+        _ => reset(round),
     }
 }
 
 /// Restores the link if [`break_connections`] has cut it.
 fn restore_link(round: &Round<'_>) -> anyhow::Result<()> {
-    match round.transport {
+    match round.kind.transport {
         PageTransport::Udp => Ok(round.context.testbed.restore_link(1, 2)?),
         _ => Ok(()),
     }
@@ -253,8 +262,8 @@ fn restore_files(host: &Host, pid: i32) -> anyhow::Result<()> {
 /// A fault that ends the VM, and a round with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum End {
-    /// The donor's process is killed.
-    KillDonor,
+    /// The processes of all donors are killed.
+    KillDonors,
     /// The VM's process is killed.
     KillVm,
     /// The VM's process is interrupted, as by Ctrl-C.
@@ -265,7 +274,7 @@ pub(super) enum End {
 
 impl End {
     pub(super) const ALL: [Self; 4] = [
-        Self::KillDonor,
+        Self::KillDonors,
         Self::KillVm,
         Self::Interrupt,
         Self::Partition,
@@ -274,7 +283,7 @@ impl End {
     /// Its name in the table.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::KillDonor => "donor killed",
+            Self::KillDonors => "all donors killed",
             Self::KillVm => "VM killed",
             Self::Interrupt => "VM interrupted",
             Self::Partition => "link cut permanently",
@@ -284,26 +293,53 @@ impl End {
 
 #[cfg(test)]
 mod tests {
+    use super::super::round::GRACE_SECONDS;
     use super::*;
 
     #[test]
-    fn each_transport_has_the_faults_that_mean_something_to_it() {
-        let rdma = Fault::of(PageTransport::Rdma);
+    fn each_kind_has_the_faults_that_mean_something_to_it() {
+        let of = |transport, replicas| {
+            Fault::of(Kind {
+                transport,
+                replicas,
+            })
+        };
+        let rdma = of(PageTransport::Rdma, Replicas::Two);
         assert_eq!(rdma.len(), Fault::ALL.len());
-        let tcp = Fault::of(PageTransport::Tcp);
+        let tcp = of(PageTransport::Tcp, Replicas::One);
         assert!(tcp.contains(&Fault::Reset) && !tcp.contains(&Fault::RdmaDevice));
-        let udp = Fault::of(PageTransport::Udp);
+        let udp = of(PageTransport::Udp, Replicas::One);
         assert!(!udp.contains(&Fault::Reset) && udp.contains(&Fault::LosePackets));
         for transport in PageTransport::ALL {
-            let faults = Fault::of(transport);
-            assert!(faults.contains(&Fault::FilesOfVm) && faults.contains(&Fault::FilesOfDonor));
+            let (one, two) = (of(transport, Replicas::One), of(transport, Replicas::Two));
+            assert!(one.contains(&Fault::FilesOfVm) && one.contains(&Fault::FilesOfDonor));
+            for fault in [Fault::LoseDonor, Fault::FreezeDonor, Fault::DrainDonor] {
+                assert!(!one.contains(&fault) && two.contains(&fault), "{fault:?}");
+            }
+            assert_eq!(two.len(), one.len() + 3);
         }
+    }
+
+    #[test]
+    fn names_fit_their_column_and_differ() {
+        let mut names: Vec<_> = Fault::ALL.map(Fault::name).to_vec();
+        names.extend(End::ALL.map(End::name));
+        assert!(names.iter().all(|name| name.len() < 22), "{names:?}");
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
     }
 
     #[test]
     fn a_fault_lasts_no_longer_than_the_longest() {
         let longest = Duration::from_secs(4);
         for fault in Fault::ALL {
+            // A donor is frozen for longer than the VM waits for it.
+            if fault == Fault::FreezeDonor {
+                assert!(fault.duration(0, longest) > Duration::from_secs(GRACE_SECONDS));
+                continue;
+            }
             for random in 0..8 {
                 assert!(fault.duration(random, longest) <= longest, "{fault:?}");
             }

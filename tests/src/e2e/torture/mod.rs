@@ -1,18 +1,20 @@
 //! Fault injection over hours: VMs on a testbed, whose guests verify every byte, while their hosts,
 //! links and processes fail one after the other.
 //!
-//! A round boots a VM whose pages travel by one transport, injects faults that the VM must survive,
-//! waits until the guest has verified its memory, and ends the VM by a fault that it cannot
-//! survive. The order of faults follows from a seed. A round that a hung emulator ends is counted
-//! and says nothing; one that ends early for another reason, such as a donor that does not start,
-//! counts as hung, and the run continues on another testbed.
+//! A round boots a VM whose pages travel by one transport and have one copy or two, injects faults
+//! that the VM must survive, waits until the guest has verified its memory, and ends the VM by a
+//! fault that it cannot survive. The order of faults follows from a seed. A round that a hung
+//! emulator ends is counted and says nothing; one that ends early for another reason, such as a
+//! donor that does not start, counts as hung, and the run continues on another testbed.
 
+mod donors;
 mod fault;
+mod kind;
 mod progress;
 mod round;
 mod table;
 
-pub use fault::PageTransport;
+pub use kind::{PageTransport, Replicas};
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -21,10 +23,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::Context;
+use super::random::SplitMix;
 use super::repeat::Hang;
 use crate::share::Share;
 use crate::testbed::{HostImage, HostKernel, Testbed, TestbedConfig};
 use fault::{End, Fault};
+use kind::{Kind, turn};
 use round::Round;
 use table::{Event, Results, UNFINISHED, Verdict};
 
@@ -38,17 +42,21 @@ const BEDS_LOST_MAX: usize = 3;
 pub struct Torture {
     /// How long rounds begin.
     pub time: Duration,
+    /// After how many faults none begins any more.
+    pub faults: Option<usize>,
     /// What the order of faults follows from.
     pub seed: u64,
     /// The transports, in turn.
     pub transports: Vec<PageTransport>,
+    /// The numbers of copies, in turn.
+    pub replicas: Vec<Replicas>,
     /// What the hosts run.
     pub kernel: HostKernel,
 }
 
 impl Torture {
-    /// Runs rounds until the time is over, prints a table and one last line, and returns whether
-    /// nothing went wrong.
+    /// Runs rounds until the time is over or there were enough faults, prints a table and one last
+    /// line, and returns whether nothing went wrong.
     ///
     /// # Errors
     /// Fails when no testbed can be started, or the product is not built.
@@ -61,18 +69,16 @@ impl Torture {
         );
         let image = HostImage::prepare(workspace, self.kernel)?;
         let begin = Instant::now();
-        let mut random = SplitMix(self.seed);
+        let mut random = SplitMix::new(self.seed);
         let mut results = Results::default();
         let mut lost_in_succession = 0;
         let mut rounds = 0;
-        let mut transports = self.transports.iter().copied().cycle();
-        let mut ends = End::ALL.into_iter().cycle();
+        let kinds = Kind::all(&self.transports, &self.replicas);
         let mut testbed = None;
         println!("torture: seed {}", self.seed);
-        while rounds == 0 || begin.elapsed() < self.time {
-            let (Some(transport), Some(end)) = (transports.next(), ends.next()) else {
-                anyhow::bail!("no transport to test");
-            };
+        while rounds == 0 || begin.elapsed() < self.time && !self.has_enough(results.faults()) {
+            let (at, end) = turn(rounds, kinds.len());
+            let kind = *kinds.get(at).context("no kind of round to test")?;
             rounds += 1;
             let failures = results.failures();
             let ran = (|| {
@@ -88,7 +94,7 @@ impl Torture {
                     notes: RefCell::default(),
                 };
                 std::fs::create_dir_all(&context.artifacts)?;
-                one_round(&context, transport, end, &mut random, &mut results)?;
+                one_round(&context, kind, end, &mut random, &mut results)?;
                 Ok(bed)
             })();
             let bed = match ran {
@@ -103,7 +109,7 @@ impl Torture {
                         Err(error) => {
                             let why = format!("round {rounds} was not finished: {error:#}");
                             results.add(Event {
-                                transport,
+                                kind,
                                 name: UNFINISHED,
                                 verdict: Verdict::Hung(why.clone()),
                             });
@@ -121,7 +127,7 @@ impl Torture {
             lost_in_succession = 0;
             println!(
                 "torture: round {rounds} by {}: {} faults so far, {} s",
-                transport.flag(),
+                kind.name(),
                 results.faults(),
                 begin.elapsed().as_secs()
             );
@@ -133,6 +139,11 @@ impl Torture {
         print!("{}", results.table());
         println!("{}", results.last_line(begin.elapsed(), self.seed));
         Ok(results.is_good())
+    }
+
+    /// Whether so many faults are as many as there should be.
+    fn has_enough(&self, faults: usize) -> bool {
+        self.faults.is_some_and(|enough| faults >= enough)
     }
 
     fn start_bed(
@@ -155,16 +166,16 @@ fn lost_bed(error: anyhow::Error) -> anyhow::Result<Hang> {
 
 fn one_round(
     context: &Context<'_>,
-    transport: PageTransport,
+    kind: Kind,
     end: End,
     random: &mut SplitMix,
     results: &mut Results,
 ) -> anyhow::Result<()> {
-    let (round, started) = Round::start(context, transport)?;
+    let (mut round, started) = Round::start(context, kind)?;
     if !results.add(started) {
         return Ok(());
     }
-    let mut faults = Fault::of(transport);
+    let mut faults = Fault::of(kind);
     for count in 0..FAULTS_OF_A_ROUND {
         let left = faults.len() - count % faults.len();
         // Each fault comes once before one comes again.
@@ -179,20 +190,6 @@ fn one_round(
         results.add(round.end(end)?);
     }
     Ok(())
-}
-
-/// SplitMix64 (Steele, Lea and Flood, 2014): a sequence that follows from its seed on every
-/// machine.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 }
 
 #[cfg(test)]

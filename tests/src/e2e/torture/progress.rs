@@ -5,8 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use serde_json::Value;
 
+use crate::e2e::copies::Copies;
 use crate::e2e::status::number;
 
 /// How long a step may take on hosts of the usual speed: a connection that was given up is made anew after
@@ -25,7 +27,7 @@ const TRAVELLED_MIN: u64 = 20;
 /// What a VM has done since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// Pages that came from the donor or went there.
+    /// Pages that came from donors or went there.
     pub travelled: u64,
     /// Faults of every kind.
     pub faults: u64,
@@ -33,21 +35,49 @@ pub(super) struct Progress {
     pub evicted: u64,
     /// Passes over its memory that the guest has verified.
     pub passes: usize,
+    /// Memory that lacks a copy.
+    pub degraded_bytes: u64,
+    /// Donors that the VM should use and does not.
+    pub out: usize,
+    /// Whether it has noticed the loss of the one that is lost.
+    pub is_loss_known: bool,
+}
+
+/// The donors of a VM, by their addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Donors<'a> {
+    /// Those that it should use.
+    pub used: &'a [&'a str],
+    /// The one that was lost last.
+    pub lost: Option<&'a str>,
 }
 
 impl Progress {
     /// Reads it from a status with one VM, and its console.
-    pub fn of(status: &Value, console: &str) -> anyhow::Result<Self> {
+    pub fn of(status: &Value, console: &str, donors: Donors<'_>) -> anyhow::Result<Self> {
         let count = |pointer: &str| number(status, &format!("/vms/0/{pointer}"));
         let mut faults = 0;
         for kind in ["remote", "zero", "minor", "write_protect"] {
             faults += count(&format!("faults/{kind}/count"))?;
         }
+        let nodes = status.pointer("/vms/0/nodes").and_then(Value::as_array);
+        let mut travelled = 0;
+        for node in nodes.context("no nodes")?.iter().skip(1) {
+            travelled += number(node, "/pages_fetched")? + number(node, "/pages_written_back")?;
+        }
+        let copies = Copies::of(status)?;
         Ok(Self {
-            travelled: count("nodes/1/pages_fetched")? + count("nodes/1/pages_written_back")?,
+            travelled,
             faults,
             evicted: count("evictions/total")?,
             passes: passes(console),
+            degraded_bytes: copies.degraded_bytes,
+            out: donors
+                .used
+                .iter()
+                .filter(|used| copies.is_out(used))
+                .count(),
+            is_loss_known: donors.lost.is_some_and(|lost| copies.is_out(lost)),
         })
     }
 }
@@ -64,6 +94,10 @@ pub(super) enum Goal {
     Recovered,
     /// The guest has verified so many passes.
     Passes(usize),
+    /// The loss of a donor is known, and its copies are on others.
+    Repaired,
+    /// Every page has all of its copies on donors that are used.
+    Whole,
 }
 
 impl Goal {
@@ -74,13 +108,15 @@ impl Goal {
                 passes > 0 || now.travelled.saturating_sub(first.travelled) >= TRAVELLED_MIN
             }
             Self::Passes(wanted) => passes >= wanted,
+            Self::Repaired => now.is_loss_known && now.degraded_bytes == 0,
+            Self::Whole => now.out == 0 && now.degraded_bytes == 0,
         }
     }
 
     /// How many steps the goal may take in all.
     fn steps(self) -> u32 {
         match self {
-            Self::Recovered => STEPS_MAX,
+            Self::Recovered | Self::Repaired | Self::Whole => STEPS_MAX,
             // A pass is long, and each of its pages a step.
             Self::Passes(_) => 2 * STEPS_MAX,
         }
@@ -211,6 +247,44 @@ mod tests {
         let mut local = Judge::new(Goal::Recovered, BOOTED, begin);
         let seen = (0..=10).map(|step| local.look(after(begin, step * 100), evicted(step)));
         assert!(matches!(seen.last(), Some(Seen::Hung(_))));
+    }
+
+    #[test]
+    fn a_vm_is_whole_again_when_a_known_loss_is_repaired_and_all_donors_are_used() {
+        let mut now = Progress::default();
+        assert!(!Goal::Repaired.is_reached(now, now), "not noticed");
+        assert!(Goal::Whole.is_reached(now, now));
+        now.is_loss_known = true;
+        now.degraded_bytes = 2 << 20;
+        assert!(!Goal::Repaired.is_reached(now, now) && !Goal::Whole.is_reached(now, now));
+        now.degraded_bytes = 0;
+        now.out = 1;
+        assert!(Goal::Repaired.is_reached(now, now) && !Goal::Whole.is_reached(now, now));
+    }
+
+    #[test]
+    fn progress_is_that_of_all_donors() {
+        let count = serde_json::json!({"count": 1});
+        let donor = |id: u32| {
+            serde_json::json!({
+                "id": id, "address": format!("a:{id}"), "pages_fetched": 10, "pages_written_back": 5,
+            })
+        };
+        let status = serde_json::json!({"vms": [{
+            "faults": {"remote": count, "zero": count, "minor": count, "write_protect": count},
+            "evictions": {"total": 3},
+            "nodes": [{"id": 0, "address": null}, donor(1), donor(2), donor(3)],
+            "memory": {"replicas": {"degraded_bytes": 4096, "out": [2, 3]}},
+        }]});
+        let of = |used: &[&str], lost| {
+            let donors = Donors { used, lost };
+            Progress::of(&status, "FAULTPROBE {}\n", donors).unwrap()
+        };
+        let now = of(&["a:1", "a:3"], Some("a:2"));
+        assert_eq!((now.travelled, now.faults, now.passes), (45, 4, 1));
+        assert_eq!((now.degraded_bytes, now.out), (4096, 1));
+        assert!(now.is_loss_known && !of(&[], Some("a:1")).is_loss_known);
+        assert!(!of(&[], None).is_loss_known);
     }
 
     #[test]

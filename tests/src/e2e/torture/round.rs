@@ -1,15 +1,16 @@
-//! A round: a donor, and a VM whose guest verifies memory and disk while faults are injected.
+//! A round: donors, and a VM whose guest verifies memory and disk while faults are injected.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::fault::{End, Fault, PageTransport};
-use super::progress::{Goal, Judge, Progress, Seen};
+use super::fault::{End, Fault};
+use super::kind::{Kind, PageTransport, Replicas};
+use super::progress::{Donors, Goal, Judge, Progress, Seen};
 use super::table::{Event, STARTED, VERIFIED, Verdict};
 use crate::e2e::Context;
 use crate::e2e::bed::add_rxe;
-use crate::e2e::donor::{DONOR, Donor};
+use crate::e2e::donor::{DONOR_2, Donor};
 use crate::e2e::guest::{Guest, SHORT, exit, faultprobes};
 use crate::e2e::stall;
 use crate::e2e::status::{number, status};
@@ -17,9 +18,9 @@ use crate::testbed::{Host, Output, RemoteProcess};
 
 /// The longest duration of a fault that the VM must survive: well within the grace time.
 const FAULT_LONGEST: Duration = Duration::from_secs(4);
-/// The grace time of the donor.
+/// The grace time of donors.
 const GRACE: &str = "20";
-const GRACE_SECONDS: u64 = 20;
+pub(super) const GRACE_SECONDS: u64 = 20;
 /// The validity of a lease without a renewal.
 const LEASE: &str = "40";
 const LEASE_SECONDS: u64 = 40;
@@ -29,7 +30,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The name of the VM.
-const NAME: &str = "torture";
+pub(super) const NAME: &str = "torture";
+/// The port of the first donor; each further one has the next.
+const FIRST_PORT: u16 = 7700;
+/// What a donor lends: more than a VM asks one for.
+const LENT: &str = "512M";
+/// The third donor of a VM with two copies.
+const THIRD: &str = "10.77.0.2:7702";
 /// The file system of the guest's disk.
 const ROOM: &str = "/tmp/torture-room";
 const FILLER: &str = "/tmp/torture-room/filler";
@@ -49,23 +56,27 @@ const WORK: &str = "(i=0; while :; do i=$(((i+1)%96)); dd if=/dev/urandom of=/tm
 /// What is running.
 pub(super) struct Round<'a> {
     pub context: &'a Context<'a>,
-    pub transport: PageTransport,
-    pub donor: Donor,
+    pub kind: Kind,
+    /// The donors that the VM should use.
+    pub(super) donors: Vec<Donor>,
+    /// The one that the fault is about.
+    target: usize,
+    /// The address of the one that was lost last.
+    pub(super) lost: Option<String>,
+    /// The port of the next donor.
+    next_port: u16,
     pub vm: RemoteProcess,
     /// How long the guest took to boot.
     booted: Duration,
 }
 
 impl<'a> Round<'a> {
-    /// Starts a donor and a VM, and waits until the guest fetches pages; the event says whether it
+    /// Starts donors and a VM, and waits until the guest fetches pages; the event says whether it
     /// did.
-    pub fn start(
-        context: &'a Context<'a>,
-        transport: PageTransport,
-    ) -> anyhow::Result<(Self, Event)> {
+    pub fn start(context: &'a Context<'a>, kind: Kind) -> anyhow::Result<(Self, Event)> {
         let testbed = context.testbed;
         testbed.clear_netem()?;
-        if transport == PageTransport::Rdma {
+        if kind.transport == PageTransport::Rdma {
             for host in testbed.hosts() {
                 let exists = host.run(&["rdma", "link", "show", "rxe0/1"], SHORT)?;
                 if exists.status.code != 0 {
@@ -78,7 +89,10 @@ impl<'a> Round<'a> {
              truncate -s 32M {ROOM}/disk.img"
         );
         testbed.host(1).check(&["sh", "-c", &room], SHORT)?;
-        let donor = Donor::lending(context, "512M", &["--lease-seconds", LEASE])?;
+        let ports = FIRST_PORT..FIRST_PORT + kind.donors();
+        let next_port = ports.end;
+        let donors = ports.map(|port| start_donor(context, port));
+        let donors = donors.collect::<anyhow::Result<Vec<Donor>>>()?;
         let mut guest = Guest {
             memory: "384M",
             ..Guest::small(1, WORK)
@@ -87,7 +101,12 @@ impl<'a> Round<'a> {
         // time.
         guest.cmdline.push_str(" loglevel=2 ssi_modules=virtio_blk");
         guest.more.extend(["--name", NAME, "--donor-grace", GRACE]);
-        guest.more.extend(["--transport", transport.flag()]);
+        guest.more.extend(["--transport", kind.transport.flag()]);
+        if kind.replicas == Replicas::Two {
+            // In addition to the one that every such guest has.
+            guest.more.extend(["--donor", DONOR_2, "--donor", THIRD]);
+            guest.more.extend(["--replicas", "2"]);
+        }
         guest
             .more
             .extend(["--disk", "path=/tmp/torture-room/disk.img"]);
@@ -95,8 +114,11 @@ impl<'a> Round<'a> {
         let vm = guest.boot(context)?;
         let round = Self {
             context,
-            transport,
-            donor,
+            kind,
+            donors,
+            target: 0,
+            lost: None,
+            next_port,
             vm,
             booted: begin.elapsed(),
         };
@@ -109,9 +131,28 @@ impl<'a> Round<'a> {
         self.context.testbed.host(1)
     }
 
-    /// The donor's host.
+    /// The donors' host.
     pub fn donor_host(&self) -> &Host {
         self.context.testbed.host(2)
+    }
+
+    /// The donor that the fault is about.
+    pub fn target(&self) -> &Donor {
+        &self.donors[self.target]
+    }
+
+    /// Removes it from the donors that the VM should use.
+    pub(super) fn take_target(&mut self) -> Donor {
+        let target = self.donors.swap_remove(self.target);
+        self.target = 0;
+        target
+    }
+
+    /// Starts one more donor, of which the VM does not know yet.
+    pub(super) fn next_donor(&mut self) -> anyhow::Result<Donor> {
+        let donor = start_donor(self.context, self.next_port)?;
+        self.next_port += 1;
+        Ok(donor)
     }
 
     /// The file that fills the file system of the disk.
@@ -119,10 +160,12 @@ impl<'a> Round<'a> {
         FILLER
     }
 
-    /// Injects a fault, heals it, and waits until memory travels again.
+    /// Injects a fault, heals it, and waits until memory travels again, and where there are two
+    /// copies until all have both again.
     ///
     /// An error is one of the testbed; what the product does wrong is the event's verdict.
-    pub fn try_fault(&self, fault: Fault, random: u64) -> anyhow::Result<Event> {
+    pub fn try_fault(&mut self, fault: Fault, random: u64) -> anyhow::Result<Event> {
+        self.target = chosen(random, self.donors.len());
         fault
             .inject(self)
             .with_context(|| format!("injecting {}", fault.name()))?;
@@ -136,7 +179,7 @@ impl<'a> Round<'a> {
             Ok(output) => ended_with(&output),
             Err(_) => {
                 healed?;
-                self.reach(Goal::Recovered)?
+                self.recover(fault)?
             }
         };
         self.event(fault.name(), verdict)
@@ -145,15 +188,20 @@ impl<'a> Round<'a> {
     /// The event of a fault, unless the guest has found a wrong byte.
     fn event(&self, name: &'static str, verdict: Verdict) -> anyhow::Result<Event> {
         Ok(Event {
-            transport: self.transport,
+            kind: self.kind,
             name,
             verdict: self.unless_corrupt(verdict)?,
         })
     }
 
     /// Waits until the VM has done something, from now on.
-    fn reach(&self, goal: Goal) -> anyhow::Result<Verdict> {
+    pub(super) fn reach(&self, goal: Goal) -> anyhow::Result<Verdict> {
         let begin = Instant::now();
+        let used: Vec<&str> = self.donors.iter().map(Donor::address).collect();
+        let donors = Donors {
+            used: &used,
+            lost: self.lost.as_deref(),
+        };
         let mut judge = Judge::new(goal, self.booted, begin);
         loop {
             // A host has one CPU, which the VM shares with whoever looks at it.
@@ -161,7 +209,7 @@ impl<'a> Round<'a> {
                 return Ok(ended_with(&output));
             }
             let status = status(self.vm_host(), &[NAME]);
-            let progress = status.map(|status| Progress::of(&status, &self.vm.stdout()));
+            let progress = status.map(|status| Progress::of(&status, &self.vm.stdout(), donors));
             match judge.look(Instant::now(), progress.ok().transpose()?) {
                 Seen::Reached => return Ok(Verdict::Survived(begin.elapsed())),
                 Seen::Pending => {}
@@ -176,7 +224,7 @@ impl<'a> Round<'a> {
     }
 
     /// The verdict on a VM that does nothing, whose state is kept.
-    fn hung(&self, why: &str) -> anyhow::Result<Verdict> {
+    pub(super) fn hung(&self, why: &str) -> anyhow::Result<Verdict> {
         let path = self.context.artifacts.join("hung.txt");
         let state = status(self.vm_host(), &[NAME])
             .map_or_else(|error| format!("{error:#}"), |state| format!("{state:#}"));
@@ -215,8 +263,10 @@ impl<'a> Round<'a> {
         let begin = Instant::now();
         let grace = Duration::from_secs(GRACE_SECONDS);
         let verdict = match end {
-            End::KillDonor => {
-                self.donor_host().signal(self.donor.pid(), libc::SIGKILL)?;
+            End::KillDonors => {
+                for donor in &self.donors {
+                    self.donor_host().signal(donor.pid(), libc::SIGKILL)?;
+                }
                 self.expect_donor_lost(grace)?
             }
             End::Partition => {
@@ -247,15 +297,14 @@ impl<'a> Round<'a> {
             other => other,
         };
         let event = self.event(end.name(), verdict)?;
-        if end != End::KillDonor {
-            self.donor.kill()?;
-        }
+        Donor::kill_all(self.donors)?;
         Ok(event)
     }
 
     fn expect_donor_lost(&self, grace: Duration) -> anyhow::Result<Verdict> {
         self.expect_end(grace, |output| {
-            output.status.code == exit::DONOR_LOST && output.stderr.contains(DONOR)
+            let names = |donor: &Donor| output.stderr.contains(donor.address());
+            output.status.code == exit::DONOR_LOST && self.donors.iter().any(names)
         })
     }
 
@@ -275,28 +324,42 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Waits until the donor has its memory back from a VM that cannot return it.
+    /// Waits until the donors have their memory back from a VM that cannot return it.
     fn expect_memory_back(&self) -> anyhow::Result<Verdict> {
         let deadline = Instant::now() + Duration::from_secs(LEASE_SECONDS) + END_DEADLINE;
         loop {
-            let node = status(self.donor_host(), &[])?;
-            if number(&node, "/nodes/0/leases")? == 0 {
+            let now = status(self.donor_host(), &[])?;
+            let nodes = now["nodes"].as_array().context("no list of nodes")?;
+            let leases = nodes.iter().map(|node| number(node, "/leases"));
+            let leases = leases.collect::<anyhow::Result<Vec<u64>>>()?;
+            if leases.len() == self.donors.len() && leases.iter().all(|&leases| leases == 0) {
                 return Ok(Verdict::Survived(Duration::ZERO));
             }
             if Instant::now() > deadline {
-                return Ok(Verdict::Hung(format!("the donor keeps the lease: {node}")));
+                return Ok(Verdict::Hung(format!("a donor keeps the lease: {now}")));
             }
         }
     }
 }
 
+fn start_donor(context: &Context<'_>, port: u16) -> anyhow::Result<Donor> {
+    Donor::listening(context, (2, port), LENT, &["--lease-seconds", LEASE])
+}
+
+/// Returns which of so many donors a fault is about, from a random number whose lowest bits say how
+/// long it lasts.
+fn chosen(random: u64, donors: usize) -> usize {
+    let at = (random >> 8) % donors.max(1) as u64;
+    usize::try_from(at).unwrap_or(0)
+}
+
 /// The verdict on a VM that has ended although it should not, or otherwise than it should.
-fn ended_with(output: &Output) -> Verdict {
+pub(super) fn ended_with(output: &Output) -> Verdict {
     Verdict::Ended(format!("{}: {}", output.status, last_line(&output.stderr)))
 }
 
 /// The last line that is not empty.
-fn last_line(text: &str) -> String {
+pub(super) fn last_line(text: &str) -> String {
     let mut lines = text.lines().rev();
     let last = lines.find(|line| !line.trim().is_empty());
     last.unwrap_or("no message").to_owned()
@@ -314,4 +377,23 @@ pub(super) fn check_work() -> anyhow::Result<()> {
         "a quotation mark would end the parameter"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::e2e::random::SplitMix;
+
+    #[test]
+    fn each_donor_is_chosen_and_the_only_one_always() {
+        let mut random = SplitMix::new(1);
+        let mut times = [0; 3];
+        for _ in 0..300 {
+            let random = random.next();
+            times[chosen(random, 3)] += 1;
+            assert_eq!(chosen(random, 1), 0);
+        }
+        assert!(times.iter().all(|&times| times > 50), "{times:?}");
+        assert_eq!(chosen(5, 0), 0);
+    }
 }

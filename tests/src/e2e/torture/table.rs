@@ -1,10 +1,10 @@
-//! The results, by fault and transport.
+//! The results, by fault and kind of round.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::fault::PageTransport;
+use super::kind::Kind;
 
 /// What came of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,10 +19,23 @@ pub(super) enum Verdict {
     Corrupt(String),
 }
 
+impl Verdict {
+    /// If all went well, does what is next as well, which may go wrong. The time is the first one.
+    pub fn then(self, next: impl FnOnce() -> anyhow::Result<Self>) -> anyhow::Result<Self> {
+        let Self::Survived(after) = self else {
+            return Ok(self);
+        };
+        Ok(match next()? {
+            Self::Survived(_) => Self::Survived(after),
+            other => other,
+        })
+    }
+}
+
 /// A fault of one round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    pub transport: PageTransport,
+    pub kind: Kind,
     pub name: &'static str,
     pub verdict: Verdict,
 }
@@ -44,18 +57,18 @@ pub(super) const UNFINISHED: &str = "not finished";
 impl Results {
     /// Records an event, prints it if it is a failure, and returns whether it is none.
     pub fn add(&mut self, event: Event) -> bool {
-        let (kind, why) = match &event.verdict {
+        let (what, why) = match &event.verdict {
             Verdict::Survived(_) => ("", ""),
             Verdict::Ended(why) => ("ended", why.as_str()),
             Verdict::Hung(why) => ("hung", why.as_str()),
             Verdict::Corrupt(why) => ("WRONG BYTES", why.as_str()),
         };
-        if !kind.is_empty() {
-            let flag = event.transport.flag();
-            println!("torture: {} by {flag}: {kind}: {why}", event.name);
+        if !what.is_empty() {
+            let kind = event.kind.name();
+            println!("torture: {} by {kind}: {what}: {why}", event.name);
         }
         self.events.push(event);
-        kind.is_empty()
+        what.is_empty()
     }
 
     fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {
@@ -81,18 +94,18 @@ impl Results {
         self.faults() > 0 && self.failures() == 0
     }
 
-    /// A row for each fault and transport.
+    /// A row for each fault and kind of round.
     pub fn table(&self) -> String {
-        let mut rows: BTreeMap<(&str, PageTransport), Vec<&Verdict>> = BTreeMap::new();
+        let mut rows: BTreeMap<(&str, Kind), Vec<&Verdict>> = BTreeMap::new();
         for event in &self.events {
-            let row = rows.entry((event.name, event.transport)).or_default();
+            let row = rows.entry((event.name, event.kind)).or_default();
             row.push(&event.verdict);
         }
         let mut text = format!(
-            "{:<22}{:<7}{:>6}{:>8}{:>7}{:>6}{:>9}{:>9}\n",
+            "{:<22}{:<8}{:>6}{:>8}{:>7}{:>6}{:>9}{:>9}\n",
             "fault", "by", "times", "corrupt", "ended", "hung", "p50 s", "max s"
         );
-        for ((name, transport), verdicts) in rows {
+        for ((name, kind), verdicts) in rows {
             let count = |is: fn(&Verdict) -> bool| verdicts.iter().filter(|one| is(one)).count();
             let survived = verdicts.iter().filter_map(|verdict| match verdict {
                 Verdict::Survived(after) => Some(after.as_secs_f64()),
@@ -104,8 +117,8 @@ impl Results {
             // Writing to a String cannot fail.
             let _ = writeln!(
                 text,
-                "{name:<22}{:<7}{:>6}{:>8}{:>7}{:>6}{:>9.1}{:>9.1}",
-                transport.flag(),
+                "{name:<22}{:<8}{:>6}{:>8}{:>7}{:>6}{:>9.1}{:>9.1}",
+                kind.name(),
                 verdicts.len(),
                 count(|verdict| matches!(verdict, Verdict::Corrupt(_))),
                 count(|verdict| matches!(verdict, Verdict::Ended(_))),
@@ -135,11 +148,19 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kind::{PageTransport, Replicas};
     use super::*;
 
     fn event(name: &'static str, verdict: Verdict) -> Event {
+        with(Replicas::One, name, verdict)
+    }
+
+    fn with(replicas: Replicas, name: &'static str, verdict: Verdict) -> Event {
         Event {
-            transport: PageTransport::Tcp,
+            kind: Kind {
+                transport: PageTransport::Tcp,
+                replicas,
+            },
             name,
             verdict,
         }
@@ -165,13 +186,16 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_row_for_each_fault_and_transport() {
+    fn the_table_has_a_row_for_each_fault_and_kind_of_round() {
         let mut results = Results::default();
         for seconds in [1, 5, 3] {
             let verdict = Verdict::Survived(Duration::from_secs(seconds));
             results.add(event("link cut", verdict));
         }
         results.add(event("link cut", Verdict::Hung("threads".into())));
+        let of_two = Verdict::Ended("exit code 5".into());
+        results.add(with(Replicas::Two, "link cut", of_two));
+        assert_eq!(results.faults(), 5);
         let table = results.table();
         let row = table.lines().nth(1).unwrap();
         let words: Vec<&str> = row.split_whitespace().collect();
@@ -179,5 +203,20 @@ mod tests {
             words,
             ["link", "cut", "tcp", "4", "0", "0", "1", "3.0", "5.0"]
         );
+        let row = table.lines().nth(2).unwrap();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[..7], ["link", "cut", "tcp", "x2", "1", "0", "1"]);
+    }
+
+    #[test]
+    fn what_comes_next_counts_only_while_all_went_well() {
+        let survived = |seconds| Verdict::Survived(Duration::from_secs(seconds));
+        let hung = Verdict::Hung("copies".into());
+        let then = |first: Verdict, next: &Verdict| first.then(|| Ok(next.clone())).unwrap();
+        assert_eq!(then(survived(2), &survived(60)), survived(2));
+        assert_eq!(then(survived(2), &hung), hung);
+        let ended = Verdict::Ended("exit code 5".into());
+        let never = ended.clone().then(|| anyhow::bail!("nothing is next"));
+        assert_eq!(never.unwrap(), ended);
     }
 }
