@@ -1,5 +1,5 @@
-//! Guests in a row whose donors are killed for good at random moments, and that go on with the
-//! copies or pieces of others.
+//! Guests in a row whose donors are killed at random moments and do not return, and that continue
+//! with the copies or pieces of other donors.
 //!
 //! The moments and the donors follow from a seed, which the notes have; the variable
 //! `SSI_HV_TEST_SEED` repeats it. Each guest has a line in `guests.txt` of the scenario, and a

@@ -15,7 +15,7 @@ const ORDER_DEADLINE: Duration = Duration::from_secs(360);
 
 impl Round<'_> {
     /// Waits until memory travels again after a fault was healed. With two copies the VM gets a new
-    /// donor in place of one that was lost, and the next fault comes only when each page has both
+    /// donor for one that was lost, and the next fault comes only when each page has both
     /// copies: it may cost any one of them.
     pub(super) fn recover(&mut self, fault: Fault) -> anyhow::Result<Verdict> {
         let recovered = self.reach(Goal::Recovered)?;
@@ -34,7 +34,7 @@ impl Round<'_> {
         }
     }
 
-    /// Has a new donor join in place of the target once the other ones have its copies. One that
+    /// Has a new donor join for the target once the other ones have its copies. One that
     /// was frozen may have returned; it is killed as well.
     fn replace_target(&mut self) -> anyhow::Result<Verdict> {
         let target = self.take_target();

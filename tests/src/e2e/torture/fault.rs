@@ -52,7 +52,7 @@ pub(super) enum Fault {
     FullDisk,
     /// The VM's RDMA device is removed and added.
     RdmaDevice,
-    /// A donor is killed for good, and a new one joins.
+    /// A donor is killed and does not return, and a new one joins.
     LoseDonor,
     /// A donor is stopped for longer than the grace time, and a new one joins.
     FreezeDonor,
@@ -165,7 +165,7 @@ impl Fault {
             Self::StopDonor | Self::FreezeDonor => {
                 donor_host.signal(round.target().pid(), libc::SIGCONT)?;
             }
-            // The VM goes on with what other donors have.
+            // The VM continues with what other donors have.
             Self::LoseDonor | Self::DrainDonor => {}
             Self::StopVm => vm_host.signal(round.vm.pid(), libc::SIGCONT)?,
             Self::CutLink => round.context.testbed.restore_link(1, 2)?,
