@@ -58,8 +58,8 @@ const PROBE_BYTES: u64 = 48 << 20;
 const WORK: &str = "while faultprobe --bytes 48M; do :; done";
 /// The line of a pass.
 const PASS: &str = "FAULTPROBE {";
-/// What each donor can lend: more than any VM asks for.
-const LENT: &str = "512M";
+/// What each donor can lend: more than any guest has.
+const LENT: &str = "320M";
 /// Time between two looks at a guest.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Deadline of a repair: the grace time, the slowest readmission of a donor that went out for a
@@ -96,14 +96,14 @@ const COPIES: Way = Way {
 const STRIPES: Way = Way {
     flags: ["--redundancy", "4+2"],
     donors: &[
-        (2, 7700, "10.77.0.2:7700,memory=64M"),
-        (2, 7701, "10.77.0.2:7701,memory=64M"),
-        (2, 7702, "10.77.0.2:7702,memory=64M"),
-        (2, 7703, "10.77.0.2:7703,memory=64M"),
-        (3, 7700, "10.77.0.3:7700,memory=64M"),
-        (3, 7701, "10.77.0.3:7701,memory=64M"),
-        (3, 7702, "10.77.0.3:7702,memory=64M"),
-        (3, 7703, "10.77.0.3:7703,memory=64M"),
+        (2, 7700, "10.77.0.2:7700,memory=80M"),
+        (2, 7701, "10.77.0.2:7701,memory=80M"),
+        (2, 7702, "10.77.0.2:7702,memory=80M"),
+        (2, 7703, "10.77.0.2:7703,memory=80M"),
+        (3, 7700, "10.77.0.3:7700,memory=80M"),
+        (3, 7701, "10.77.0.3:7701,memory=80M"),
+        (3, 7702, "10.77.0.3:7702,memory=80M"),
+        (3, 7703, "10.77.0.3:7703,memory=80M"),
     ],
     at_once: 2,
 };
