@@ -30,6 +30,16 @@ pub(super) const MEASURES: &[Measure] = &[
         arguments: &["fault"],
     },
     Measure {
+        name: "replicas",
+        about: "random faults with two copies of each page, beside one",
+        arguments: &["fault", "--replicas", "2"],
+    },
+    Measure {
+        name: "stripes",
+        about: "random faults with stripes of 4+2, beside one copy",
+        arguments: &["fault", "--redundancy", "4+2"],
+    },
+    Measure {
         name: "scan",
         about: "sequential and strided scans, beside the raw stream",
         arguments: &["memory", "--measure", "scan"],

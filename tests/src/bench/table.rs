@@ -121,6 +121,20 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
             "native",
         ),
         row(
+            "2 replicas: fault p50, times one copy",
+            "/native/replicas/redundant/ratio_p50",
+            "at most 1.1",
+            AtMost(1.1),
+            "native",
+        ),
+        row(
+            "2 replicas: write-back bytes, times one copy",
+            "/native/replicas/redundant/ratio_write_back_bytes",
+            "at most 2.1",
+            AtMost(2.1),
+            "native",
+        ),
+        row(
             "fault p50 / that of swap over the network",
             "/swap/latency_p50_ours_to_swap",
             "at most 0.5",
@@ -236,6 +250,7 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
         let pointer = format!("/native/fault/floor/latency_us/{key}");
         more(format!("floor {key}, us"), number(report, &pointer));
     }
+    write_redundant(report, &mut more);
     let rate = |pointer: &str| number(report, pointer).map(|rate| rate / MIB);
     let scan = "/native/scan/scan";
     more(
@@ -344,6 +359,26 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
     Ok(())
 }
 
+/// Adds what copies and stripes cost beyond their targets; stripes have none.
+fn write_redundant(report: &Value, more: &mut impl FnMut(String, Option<f64>)) {
+    for (name, key, is_judged) in [("2 replicas", "replicas", true), ("4+2", "stripes", false)] {
+        for (what, ratio, has_target) in [
+            ("fault p50", "ratio_p50", true),
+            ("fault p99", "ratio_p99", false),
+            ("CPU a fault", "ratio_cpu", false),
+            ("write-back bytes", "ratio_write_back_bytes", true),
+        ] {
+            if !(is_judged && has_target) {
+                let pointer = format!("/native/{key}/redundant/{ratio}");
+                more(
+                    format!("{name}: {what}, times one copy"),
+                    number(report, &pointer),
+                );
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,6 +397,8 @@ mod tests {
                     {"threads": 8, "donors": 1, "faults_per_second": 1700.0, "cpu_seconds_per_million_faults": 41.0},
                     {"threads": 8, "donors": 4, "faults_per_second": 1600.0},
                 ]},
+                "replicas": {"redundant": {"ratio_p50": 1.2, "ratio_write_back_bytes": 2.0, "ratio_cpu": 1.4}},
+                "stripes": {"redundant": {"ratio_p50": 1.75, "ratio_write_back_bytes": 1.51}},
                 "scan": {"scan": {"stream_bytes_per_second": 4_096_000.0, "sequential": {"ratio_to_floor": 0.1}}},
                 "stalls": {"stalls": {"page_us": {"max": 8317.0}}},
                 "growth": {"growth": [{}, {}, {}, {"start_ms": 1.5, "touched_bytes": 1_048_576}]},
@@ -373,13 +410,22 @@ mod tests {
         let (yes, no) = (Some(true), Some(false));
         let floors = [yes, no, yes, no, yes];
         let threads = [yes, no, no];
+        let replicas = [no, yes];
         let rest = [None, None, yes, yes, yes];
-        assert_eq!(met, [&floors[..], &threads, &rest].concat());
+        assert_eq!(met, [&floors[..], &threads, &replicas, &rest].concat());
         for row in &rows {
             assert_eq!(row.met.is_none(), row.skipped.is_some(), "{row:?}");
         }
         let text = text(&report, &rows);
         assert!(text.contains("not measured: --native was given"), "{text}");
         assert!(text.contains("MISSED  at most 1.5"), "{text}");
+        for (name, value) in [
+            ("2 replicas: CPU a fault, times one copy", "1.40"),
+            ("4+2: fault p50, times one copy", "1.75"),
+            ("4+2: write-back bytes, times one copy", "1.51"),
+        ] {
+            let line = format!("{name:<44}{value:>9}");
+            assert!(text.contains(&line), "{text}");
+        }
     }
 }

@@ -1,25 +1,22 @@
 //! `ssi-hv bench`: what is measured.
 
+mod fault;
+
 use std::net::SocketAddr;
 
 use clap::{Args, Subcommand, ValueEnum};
-use memory_fabric::fabric::{Compression, TransportKind};
+use memory_fabric::fabric::TransportKind;
 use ssi_hv::config::address::HostPort;
 use ssi_hv::config::choice::Choice as _;
 use ssi_hv::config::validation::{ValidationError, check_range, check_size, resolve_permitted};
-use ssi_hv::config::{CPUS_MAX, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN};
+use ssi_hv::config::{GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN};
 use ssi_hv::size::ByteSize;
 
+pub use self::fault::BenchFaultConfig;
 use super::words;
 
-/// Limit of threads that touch memory: as many as a guest has vCPUs.
-pub const BENCH_THREADS_MAX: u32 = CPUS_MAX as u32;
-/// Limit of donors: all of them run on this host.
-pub const BENCH_DONORS_MAX: u32 = 8;
 /// Longest measurement, in seconds.
 pub const BENCH_SECONDS_MAX: u32 = 3600;
-/// Minimum memory: fewer pages than this are resident again before they can be evicted.
-pub const BENCH_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 
 /// The benchmarks.
 #[derive(Clone, Debug, PartialEq, Subcommand)]
@@ -263,118 +260,4 @@ fn check_most(flag: &'static str, size: ByteSize, limit: ByteSize) -> Result<(),
         return Err(ValidationError::TooLarge { flag, size, limit });
     }
     Ok(())
-}
-
-/// The configuration of `ssi-hv bench fault`.
-#[derive(Clone, Debug, PartialEq, Args)]
-pub struct BenchFaultConfig {
-    /// Memory that is touched
-    #[arg(long, value_name = "SIZE", default_value = "256M")]
-    pub memory: ByteSize,
-
-    /// How much of it may be local
-    #[arg(long, value_name = "SIZE", default_value = "64M")]
-    pub local_memory: ByteSize,
-
-    /// Threads that touch it
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub threads: u32,
-
-    /// Donors that lend it, in this process
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub donors: u32,
-
-    /// How pages travel
-    #[arg(
-        long,
-        value_name = "KIND",
-        value_parser = words::<TransportKind>(),
-        default_value = "auto",
-        hide_possible_values = true,
-        help = "auto, tcp, udp or loopback; rdma and hybrid need a second host"
-    )]
-    pub transport: TransportKind,
-
-    /// Measure the same under mutual TLS beside it, in turns; with --seal all is under TLS
-    #[arg(long)]
-    pub tls: bool,
-
-    /// Measure the same with sealed pages beside it, in turns
-    #[arg(long)]
-    pub seal: bool,
-
-    /// Protect each page in transit with a CRC-32C
-    #[arg(long)]
-    pub checksum: bool,
-
-    /// Compress pages on the network
-    #[arg(
-        long,
-        value_name = "WHEN",
-        value_parser = words::<Compression>(),
-        default_value = "auto",
-        hide_possible_values = true,
-        help = "Compress pages: auto, on or off"
-    )]
-    pub compression: Compression,
-
-    /// How long to measure
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
-    pub seconds: u32,
-
-    /// Stop after this many remote faults instead
-    #[arg(long, value_name = "COUNT", conflicts_with = "seconds")]
-    pub faults: Option<u64>,
-
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl BenchFaultConfig {
-    /// Validates the combination of values.
-    ///
-    /// # Errors
-    ///
-    /// Returns the first invalid value, with its limit and remedy.
-    pub fn validate(&self) -> Result<(), ValidationError> {
-        check_size("--memory", self.memory, BENCH_MEMORY_MIN)?;
-        check_size("--local-memory", self.local_memory, LOCAL_MEMORY_MIN)?;
-        check_range("--threads", self.threads, 1, BENCH_THREADS_MAX)?;
-        check_range("--donors", self.donors, 1, BENCH_DONORS_MAX)?;
-        check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
-        match self.transport {
-            TransportKind::Rdma => return Err(ValidationError::BenchByRdma("rdma")),
-            TransportKind::Hybrid => return Err(ValidationError::BenchByRdma("hybrid")),
-            TransportKind::Auto
-            | TransportKind::Tcp
-            | TransportKind::Udp
-            | TransportKind::Loopback => {}
-        }
-        if self.tls && matches!(self.transport, TransportKind::Udp | TransportKind::Loopback) {
-            return Err(ValidationError::BenchTls);
-        }
-        if self.seal && self.transport == TransportKind::Loopback {
-            return Err(ValidationError::BenchSeal);
-        }
-        if self.seal && self.compression != Compression::Off {
-            return Err(ValidationError::BenchSealCompressed);
-        }
-        check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;
-        if self.local_memory >= self.memory {
-            return Err(ValidationError::NothingRemote {
-                local: self.local_memory,
-                memory: self.memory,
-            });
-        }
-        if self.faults == Some(0) {
-            return Err(ValidationError::OutOfRange {
-                flag: "--faults",
-                value: 0,
-                min: 1,
-                max: u64::MAX,
-            });
-        }
-        Ok(())
-    }
 }

@@ -407,6 +407,16 @@ pub enum ValidationError {
         "--seal compares with pages that are not sealed, which compression would make smaller; add --compression off"
     )]
     BenchSealCompressed,
+    /// Something else is compared, or there is no donor.
+    #[error(
+        "{what} is measured on donors over TCP or UDP, beside one copy of each page and without protection; remove {flag}"
+    )]
+    BenchRedundancy {
+        /// The copies or stripes.
+        what: String,
+        /// What was given beside them.
+        flag: &'static str,
+    },
     /// A fingerprint for a transport that does not check it.
     #[error(
         "donor {address} is given with a fingerprint, which only --transport udp compares; add that, or remove fingerprint="

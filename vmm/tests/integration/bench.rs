@@ -113,6 +113,54 @@ fn sealed_faults_have_all_connections_under_tls_with_both() {
     assert_eq!(result["corrupt_bytes"], 0);
 }
 
+/// Returns the number behind a key of what is measured beside one copy.
+fn redundant(result: &Value, pointer: &str) -> f64 {
+    let number = result["redundant"].pointer(pointer).and_then(Value::as_f64);
+    number.unwrap_or_else(|| panic!("{pointer} in {result}"))
+}
+
+/// Bytes are counted and not timed: they are those of so many copies, with at most so much more.
+fn assert_redundant(flag: &[&str], donors: u64, copies: f64, most: f64) -> Value {
+    let small = ["fault", "--memory", "48M", "--local-memory", "16M"];
+    let result = bench(&[&small[..], &["--faults", "2000"], flag].concat());
+    assert_eq!(result["donors"], donors, "{result}");
+    for key in ["/ratio_p50", "/ratio_p99", "/ratio_cpu", "/latency_us/p50"] {
+        assert!(redundant(&result, key) > 0.0, "{key}: {result}");
+    }
+    let ratio = redundant(&result, "/ratio_write_back_bytes");
+    assert!((copies..=most).contains(&ratio), "{ratio}: {result}");
+    // 32 MiB do not fit into local memory.
+    let pages = redundant(&result, "/write_back/pages");
+    assert!(pages >= 8192.0, "{result}");
+    let of_one = result["write_back"]["bytes_per_page"].as_f64();
+    assert!(
+        of_one.is_some_and(|bytes| (4096.0..4300.0).contains(&bytes)),
+        "{result}"
+    );
+    let faults = redundant(&result, "/faults") + result["faults"].as_f64().expect("a number");
+    assert_eq!(
+        result["verified_bytes"].as_f64(),
+        Some(faults * 4096.0),
+        "{result}"
+    );
+    assert_eq!(result["corrupt_bytes"], 0, "{result}");
+    result
+}
+
+#[test]
+fn copies_are_measured_beside_one_and_cost_two_write_backs() {
+    let flag = ["--replicas", "2", "--compression", "off"];
+    let result = assert_redundant(&flag, 2, 1.99, 2.1);
+    assert!(result["redundant"]["stripes"].is_null(), "{result}");
+}
+
+#[test]
+fn stripes_are_measured_beside_one_copy_and_cost_half_a_write_back_more() {
+    let flag = ["--redundancy", "4+2", "--compression", "off"];
+    let result = assert_redundant(&flag, 6, 1.49, 1.65);
+    assert_eq!(result["redundant"]["stripes"], "4+2", "{result}");
+}
+
 #[test]
 fn three_processes_share_a_memory_and_count_exactly() {
     let result = bench(&["coherence", "--nodes", "3", "--seconds", "2", "--tls"]);

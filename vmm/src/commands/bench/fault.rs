@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use crate::cli::bench::BenchFaultConfig;
 use anyhow::{Context as _, Result};
 use fabric_transport::stream::Carrier;
-use memory_fabric::NodeIds;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
@@ -17,6 +16,7 @@ use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::rdma::DeviceChoice;
 use memory_fabric::stats::Histogram;
+use memory_fabric::{BLOCK_BYTES, NodeIds};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
 use ssi_hv::host;
@@ -27,6 +27,7 @@ use ssi_hv::report::Stages;
 use super::members::Members;
 use super::placement::Placement;
 use super::view::View;
+use super::write_back::WriteBack;
 use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles, usage};
 
 /// Faster accesses did not fault: serving a fault takes longer than this.
@@ -175,8 +176,10 @@ pub(super) fn measure(
         ratio_p50: ratio(|summary| summary.p50),
         ratio_p99: ratio(|summary| summary.p99),
         ratio_cpu,
+        write_back: WriteBack::of(&stats, Redundancy::None),
         sealed: None,
         tls: None,
+        redundant: None,
         verified_bytes: tally.verified.load(Ordering::Relaxed),
         corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
     })
@@ -210,19 +213,22 @@ pub(super) fn start_donors(
     config: &BenchFaultConfig,
     members: Option<&Members>,
 ) -> Result<Vec<Donor>> {
-    let share = config.memory.bytes().div_ceil(config.donors.max(1).into());
-    // One page of each loan is for the floor.
-    let memory_bytes = share.next_multiple_of(PAGE_SIZE as u64) + PAGE_SIZE as u64;
+    let (count, memory) = (config.donor_count(), config.memory.bytes());
+    let share = match config.redundancy() {
+        Redundancy::None => memory.div_ceil(count.max(1).into()),
+        // No donor has more than one copy of a page.
+        Redundancy::Copies | Redundancy::Stripes(_) => memory,
+    };
+    // Whole blocks are lent, and one page of each loan is for the floor.
+    let memory_bytes = share.next_multiple_of(BLOCK_BYTES) + PAGE_SIZE as u64;
     let donor = DonorConfig {
         credentials: members.map(|members| Arc::clone(&members.node)),
         ..donor(memory_bytes)
     };
-    (0..config.donors)
-        .map(|_| Ok(Donor::start(&donor)?))
-        .collect()
+    (0..count).map(|_| Ok(Donor::start(&donor)?)).collect()
 }
 
-/// Ends the process when memory is lost.
+/// Ends the process when memory is lost, or a donor that has a part of it.
 pub(super) fn observer() -> FabricObserver {
     Arc::new(|event| {
         let reason = match event {
@@ -230,10 +236,13 @@ pub(super) fn observer() -> FabricObserver {
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
                 format!("the donor at {node} is lost: {reason}")
             }
-            // No replicas here, and no memory that may be lost.
+            // What is measured then is memory with fewer copies or pieces.
+            FabricEvent::Degraded { node, reason } => {
+                format!("the donor at {node} is not used any more: {reason}")
+            }
+            // No memory here that may be lost.
             FabricEvent::Link(_)
             | FabricEvent::Poisoned(_)
-            | FabricEvent::Degraded { .. }
             | FabricEvent::Repaired
             | FabricEvent::Drained(_)
             | FabricEvent::Rebalanced(_) => return,
@@ -301,6 +310,7 @@ pub(super) fn start_fabric(
         checksum: config.checksum,
         seal,
         compression: config.compression,
+        redundancy: config.redundancy(),
         ..plain(memory, local, donors.collect())?
     };
     Ok(Fabric::start(&config, &observer())?)

@@ -20,6 +20,7 @@ mod unchanged;
 mod usage;
 mod view;
 mod working_set;
+mod write_back;
 mod writes;
 
 use std::fmt::Write as _;
@@ -36,7 +37,8 @@ use ssi_hv::report::{Host, Percentiles, Stages, Virtualization};
 pub use start::start;
 pub use transport::transport;
 
-use self::beside::ProtectedBench;
+use self::beside::{BesideBench, RedundantBench};
+use self::write_back::WriteBack;
 use super::{Failure, print};
 use crate::cli::bench::BenchFaultConfig;
 
@@ -99,12 +101,16 @@ struct FaultBench {
     ratio_p50: f64,
     ratio_p99: f64,
     ratio_cpu: f64,
+    write_back: WriteBack,
     /// With `--seal`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    sealed: Option<ProtectedBench>,
+    sealed: Option<BesideBench>,
     /// With `--tls` alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    tls: Option<ProtectedBench>,
+    tls: Option<BesideBench>,
+    /// With `--replicas 2` or `--redundancy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redundant: Option<RedundantBench>,
     verified_bytes: u64,
     corrupt_bytes: u64,
 }
@@ -181,24 +187,20 @@ fn table(result: &FaultBench) -> String {
         );
     }
     let beside = [("sealed", &result.sealed), ("under TLS", &result.tls)];
-    for (how, protected) in beside {
-        let Some(protected) = protected else { continue };
-        let row = &protected.latency_us;
+    for (how, beside) in beside {
+        if let Some(beside) = beside {
+            write_beside(&mut text, how, beside);
+        }
+    }
+    if let Some(redundant) = &result.redundant {
+        let how = redundant.name();
+        write_beside(&mut text, &how, &redundant.faults);
         let _ = writeln!(
             text,
-            "{:<26}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}\n\n{how}: p50 is {:.2}, p99 {:.2} and CPU time \
-             {:.2} times that without ({:.1} and {:.1} us of CPU for each fault)",
-            format!("remote fault, {how}"),
-            row.p50,
-            row.p90,
-            row.p99,
-            row.p999,
-            row.max,
-            protected.ratio_p50,
-            protected.ratio_p99,
-            protected.ratio_cpu,
-            protected.cpu_us,
-            protected.plain_cpu_us,
+            "{how}: {:.2} times the bytes of write-backs: {:.0} for each page, and {:.0} with one copy",
+            redundant.ratio_write_back_bytes,
+            redundant.write_back.bytes_per_page,
+            result.write_back.bytes_per_page,
         );
     }
     let _ = writeln!(
@@ -219,4 +221,26 @@ fn table(result: &FaultBench) -> String {
         result.corrupt_bytes,
     );
     text
+}
+
+/// Writes a row for what was measured beside plain memory, and a line that compares them.
+fn write_beside(text: &mut String, how: &str, beside: &BesideBench) {
+    let row = &beside.latency_us;
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "{:<26}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}\n\n{how}: p50 is {:.2}, p99 {:.2} and CPU time \
+         {:.2} times that without ({:.1} and {:.1} us of CPU for each fault)",
+        format!("remote fault, {how}"),
+        row.p50,
+        row.p90,
+        row.p99,
+        row.p999,
+        row.max,
+        beside.ratio_p50,
+        beside.ratio_p99,
+        beside.ratio_cpu,
+        beside.cpu_us,
+        beside.plain_cpu_us,
+    );
 }

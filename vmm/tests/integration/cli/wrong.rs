@@ -192,3 +192,31 @@ fn donors_that_are_not_asked_for_anything_are_warned_of() {
     assert!(said.contains("none of the 1 donor(s) is used"), "{said}");
     assert!(!of(&[]).contains("donor"));
 }
+
+#[test]
+fn a_bench_of_copies_or_stripes_needs_as_many_donors_as_a_run() {
+    for (more, part) in [
+        (&["--replicas", "3"][..], "--replicas 3 is outside 1 to 2"),
+        (
+            &["--replicas", "2", "--donors", "1"],
+            "--replicas 2 needs 2 donors",
+        ),
+        (
+            &["--redundancy", "4+2", "--donors", "5"],
+            "--redundancy 4+2 needs 6 donors",
+        ),
+        (&["--redundancy", "3+1"], "`3+1` is no stripe"),
+        (
+            &["--replicas", "2", "--redundancy", "2+1"],
+            "exclude each other",
+        ),
+        (
+            &["--replicas", "2", "--tls"],
+            "--replicas 2 is measured on donors over TCP or UDP",
+        ),
+    ] {
+        let arguments = [&["bench", "fault"], more].concat();
+        let line = refused(&arguments, ExitCode::Usage);
+        assert!(line.contains(part), "{line}");
+    }
+}
