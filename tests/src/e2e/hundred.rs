@@ -2,9 +2,9 @@
 //! with the copies or pieces of other donors.
 //!
 //! The moments and the donors follow from a seed, which the notes have; the variable
-//! `SSI_HV_TEST_SEED` repeats it. Each guest has a line in `guests.txt` of the scenario, and a
-//! directory with its console. A guest that does not survive ends nothing: the others still run,
-//! until a few have failed.
+//! `SSI_HV_TEST_SEED` repeats it, and `SSI_HV_TEST_GUESTS` has fewer guests run. Each guest has a
+//! line in `guests.txt` of the scenario, and a directory with its console. A guest that does not
+//! survive ends nothing: the others still run, until a few have failed.
 
 mod choice;
 mod tally;
@@ -25,7 +25,7 @@ use super::repeat::Hang;
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::{RemoteProcess, TestbedError};
-use choice::{Kill, choose, seed_of};
+use choice::{Kill, choose, count_of, seed_of};
 use tally::{Survival, Tally, longest_pause_ms};
 
 pub(super) const LONG: &[Scenario] = &[
@@ -45,28 +45,34 @@ pub(super) const LONG: &[Scenario] = &[
     },
 ];
 
-/// Guests in a row.
+/// Guests in a row, unless [`COUNT`] says otherwise.
 const GUESTS: usize = 100;
 /// Guests that may fail before a scenario ends: the first ones show what is wrong.
 const FAILED_MAX: usize = 3;
 /// The name of the guests.
 const NAME: &str = "survivor";
-/// Bytes that a guest writes and verifies, again and again: more than it has of its own, so that
-/// each pass needs the donors.
-const PROBE_BYTES: u64 = 48 << 20;
+/// Bytes that a guest writes and verifies, again and again: as much as may be local, so that with
+/// the kernel's memory each pass needs the donors.
+const PROBE_BYTES: u64 = 64 << 20;
+/// Pages that must come from the donors that are left after the second kill.
+const FETCHED_MIN: u64 = 200;
 /// A byte that is not right ends the loop, and the guest with it.
-const WORK: &str = "while faultprobe --bytes 48M; do :; done";
+const WORK: &str = "while faultprobe --bytes 64M; do :; done";
 /// The line of a pass.
 const PASS: &str = "FAULTPROBE {";
 /// What each donor can lend: more than any guest has.
 const LENT: &str = "320M";
 /// Time between two looks at a guest.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Deadline of a repair: the grace time, the slowest readmission of a donor that went out for a
-/// while (63 s), the copy, and a margin for busy hosts.
-const REPAIR_DEADLINE: Duration = Duration::from_secs(240);
+/// How long a repair may stop: for the grace time, or the slowest readmission of a donor that went
+/// out for a while (63 s), and a margin for busy hosts.
+const REPAIR_STEP: Duration = Duration::from_secs(120);
+/// Deadline of a repair. Emulated hosts copy 1 to 5 MiB a second.
+const REPAIR_DEADLINE: Duration = Duration::from_secs(900);
 /// The variable with a seed to repeat.
 const SEED: &str = "SSI_HV_TEST_SEED";
+/// The variable with a number of guests.
+const COUNT: &str = "SSI_HV_TEST_GUESTS";
 
 /// A donor: its host, its port, and the value of `--donor`.
 type Place = (usize, u16, &'static str);
@@ -96,14 +102,14 @@ const COPIES: Way = Way {
 const STRIPES: Way = Way {
     flags: ["--redundancy", "4+2"],
     donors: &[
-        (2, 7700, "10.77.0.2:7700,memory=80M"),
-        (2, 7701, "10.77.0.2:7701,memory=80M"),
-        (2, 7702, "10.77.0.2:7702,memory=80M"),
-        (2, 7703, "10.77.0.2:7703,memory=80M"),
-        (3, 7700, "10.77.0.3:7700,memory=80M"),
-        (3, 7701, "10.77.0.3:7701,memory=80M"),
-        (3, 7702, "10.77.0.3:7702,memory=80M"),
-        (3, 7703, "10.77.0.3:7703,memory=80M"),
+        (2, 7700, "10.77.0.2:7700,memory=64M"),
+        (2, 7701, "10.77.0.2:7701,memory=64M"),
+        (2, 7702, "10.77.0.2:7702,memory=64M"),
+        (2, 7703, "10.77.0.2:7703,memory=64M"),
+        (3, 7700, "10.77.0.3:7700,memory=64M"),
+        (3, 7701, "10.77.0.3:7701,memory=64M"),
+        (3, 7702, "10.77.0.3:7702,memory=64M"),
+        (3, 7703, "10.77.0.3:7703,memory=64M"),
     ],
     at_once: 2,
 };
@@ -111,6 +117,8 @@ const STRIPES: Way = Way {
 impl Way {
     fn guest(&self) -> Guest {
         let mut guest = Guest {
+            // A quarter less than usual: what donors have is copied again for each kill.
+            memory: "192M",
             // With other donors than a guest has otherwise.
             local_memory: None,
             ..Guest::small(1, WORK)
@@ -131,12 +139,15 @@ fn guests(context: &Context<'_>, way: &Way) -> Result {
     let named = std::env::var(SEED).ok();
     let seed = seed_of(named.as_deref(), now.unwrap_or_default())
         .map_err(|error| anyhow::anyhow!("{SEED}: {error}"))?;
+    let named = std::env::var(COUNT).ok();
+    let count =
+        count_of(named.as_deref(), GUESTS).map_err(|error| anyhow::anyhow!("{COUNT}: {error}"))?;
     let mut lines = std::fs::File::create(context.artifacts.join("guests.txt"))?;
     writeln!(lines, "seed {seed}")?;
     let mut random = SplitMix::new(seed);
     let mut donors: Vec<Option<Donor>> = way.donors.iter().map(|_| None).collect();
     let mut tally = Tally::default();
-    for guest in 1..=GUESTS {
+    for guest in 1..=count {
         let kills = choose(&mut random, way.donors.len(), way.at_once);
         let of_guest = Context {
             testbed: context.testbed,
@@ -218,10 +229,16 @@ fn survive(
     a_whole_pass(process, passes_before).context("after the first kill")?;
 
     runs_for(process, second.after)?;
-    await_whole(context, process, &lost).context("before the second kill")?;
+    let again = await_whole(context, process, &lost).context("before the second kill")?;
+    let fetched_before = remote_faults(&again)?;
     let passes_between = passes(process);
     kill(donors, second)?;
     a_whole_pass(process, passes_between).context("after the second kill")?;
+    let fetched = remote_faults(&status(context.testbed.host(1), &[NAME])?)? - fetched_before;
+    ensure!(
+        fetched >= FETCHED_MIN,
+        "only {fetched} pages came from donors after the second kill"
+    );
 
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
@@ -271,16 +288,22 @@ fn await_whole(
     process: &RemoteProcess,
     lost: &[String],
 ) -> anyhow::Result<Value> {
-    let deadline = Instant::now() + REPAIR_DEADLINE;
+    let begin = Instant::now();
+    let mut last = (Copies::default(), begin);
     loop {
         let now = status(context.testbed.host(1), &[NAME])?;
-        if Copies::of(&now)?.is_whole_without(lost.iter().map(String::as_str)) {
+        let copies = Copies::of(&now)?;
+        if copies.is_whole_without(lost.iter().map(String::as_str)) {
             return Ok(now);
         }
-        let seconds = REPAIR_DEADLINE.as_secs();
+        if copies != last.0 {
+            last = (copies, Instant::now());
+        }
+        let (all, since) = (begin.elapsed().as_secs(), last.1.elapsed());
         ensure!(
-            Instant::now() < deadline,
-            "memory is not whole without {lost:?} after {seconds} s: {now}"
+            since < REPAIR_STEP && begin.elapsed() < REPAIR_DEADLINE,
+            "memory is not whole without {lost:?} after {all} s, and nothing has changed for {} s: {now}",
+            since.as_secs()
         );
         // A host has one CPU, which the guest shares with whoever looks at it.
         runs_for(process, LOOK_EVERY)?;
@@ -303,6 +326,11 @@ fn slowest_fault_us(status: &Value) -> anyhow::Result<f64> {
     let slowest = status.pointer("/vms/0/faults/remote/latency_us/max");
     let slowest = slowest.and_then(Value::as_f64);
     slowest.with_context(|| format!("no slowest fault in {status}"))
+}
+
+/// Returns how many pages a VM has waited for so far.
+fn remote_faults(status: &Value) -> anyhow::Result<u64> {
+    number(status, "/vms/0/faults/remote/count")
 }
 
 /// Waits until all donors that live have their memory back.
@@ -350,6 +378,7 @@ mod tests {
             assert!(guest.more.windows(2).any(|pair| pair == way.flags));
             assert_eq!(guest.local_memory, None);
         }
+        assert!(WORK.contains(&format!(" {}M;", PROBE_BYTES >> 20)));
         assert_eq!(COPIES.donors.len() - 2 * COPIES.at_once, 1);
         assert_eq!(STRIPES.donors.len() - 2 * STRIPES.at_once, 4);
     }

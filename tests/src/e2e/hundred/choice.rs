@@ -44,6 +44,23 @@ pub(super) fn seed_of(named: Option<&str>, now: Duration) -> Result<u64, String>
         .map_err(|_| format!("{text:?} is not a number from 0 to {limit}"))
 }
 
+/// Limit of guests in a row: about a day.
+const GUESTS_MAX: usize = 1000;
+
+/// Returns the number of guests that is named, or the usual one.
+///
+/// # Errors
+/// Says what is wrong with a name.
+pub(super) fn count_of(named: Option<&str>, usual: usize) -> Result<usize, String> {
+    let Some(text) = named else {
+        return Ok(usual);
+    };
+    match text.parse() {
+        Ok(count) if (1..=GUESTS_MAX).contains(&count) => Ok(count),
+        _ => Err(format!("{text:?} is not a number from 1 to {GUESTS_MAX}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,5 +108,18 @@ mod tests {
         assert_eq!(seed_of(Some("12"), now), Ok(12));
         let refused = seed_of(Some("x"), now).unwrap_err();
         assert!(refused.contains("\"x\"") && refused.contains("18446744073709551615"));
+    }
+
+    #[test]
+    fn fewer_guests_are_named_and_none_is_refused() {
+        assert_eq!(count_of(None, 100), Ok(100));
+        assert_eq!(count_of(Some("3"), 100), Ok(3));
+        for wrong in ["0", "1001", "-1", "x", ""] {
+            let refused = count_of(Some(wrong), 100).unwrap_err();
+            assert!(
+                refused.contains(wrong) && refused.contains("1 to 1000"),
+                "{refused}"
+            );
+        }
     }
 }
