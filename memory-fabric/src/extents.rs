@@ -73,7 +73,7 @@ mod tests {
         let all = std::slice::from_ref(&(0..1 << 40));
         // Of the last ranges, two are one.
         let pages = (0..100).map(|page| 2 * page..2 * page + 1);
-        let pages = pages.chain([199..200]);
+        let pages = pages.chain(std::iter::once(199..200));
         let found = Extents::new(pages, all);
         assert_eq!((found.bytes, found.ranges.len()), (101 * P, EXTENTS_MAX));
         assert_eq!(found.ranges[EXTENTS_MAX - 1], (126 * P, P));

@@ -378,6 +378,7 @@ pub(super) fn refusal(error: &DrainError) -> Refusal {
         DrainError::Empty(_)
         | DrainError::Added { .. }
         | DrainError::Exposed
+        | DrainError::OneCopy
         | DrainError::NotSealed(_)
         | DrainError::Member(_)
         | DrainError::Out(_) => RefusalCode::State,

@@ -54,6 +54,9 @@ pub enum DrainError {
     /// No donor that was named lends anything.
     #[error("no donor has joined ({0})")]
     NothingLent(String),
+    /// A donor joins for copies, and there are none.
+    #[error("the memory of this VM has one copy of each page, of which none can be made again")]
+    OneCopy,
     /// Another drain, or a donor that joins, is in progress.
     #[error("{0} is being drained; wait until it has left")]
     Draining(NodeId),
