@@ -222,6 +222,20 @@ fn a_peer_that_lives_is_heard_and_one_that_does_not_is_lost() {
     );
 }
 
+#[test]
+fn a_peer_that_has_greeted_may_load_the_guest_before_it_is_heard() {
+    let silence = Duration::from_millis(50);
+    let [mut one, _loads] = greeted(silence);
+    let waited = one.next(Some(Instant::now() + 3 * silence));
+    assert!(matches!(waited, Ok(None)), "{waited:?}");
+    one.expects_life();
+    let error = one.next(Some(soon())).unwrap_err();
+    assert!(
+        matches!(error, LinkError::Silent { peer: 1, .. }),
+        "{error}"
+    );
+}
+
 /// A connection that takes all bytes, and sends none before it may.
 #[derive(Debug)]
 struct Holding {

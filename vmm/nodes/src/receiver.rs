@@ -64,7 +64,8 @@ pub struct Receiver {
     buffer: Vec<u8>,
     /// The bytes of `buffer` that hold messages not yet taken.
     filled: std::ops::Range<usize>,
-    /// When something came last. A peer may take its time before its greeting.
+    /// When something came last. `None` while a peer may take its time: before its greeting, and after
+    /// that until something comes or [has to](Self::expects_life).
     heard: Option<Instant>,
 }
 
@@ -117,6 +118,8 @@ impl Receiver {
                 if vm != config.vm || node != config.peer {
                     return Err(self.broken(format!("it is node {node}, or of another VM")));
                 }
+                // It may have to load the guest before it takes messages and shows that it lives.
+                self.heard = None;
                 Ok(())
             }
             Some(_) => Err(self.broken("it does not greet")),
@@ -125,6 +128,11 @@ impl Receiver {
                 time: begun.elapsed(),
             }),
         }
+    }
+
+    /// From now on the peer is lost when nothing comes from it for too long.
+    pub fn expects_life(&mut self) {
+        self.heard.get_or_insert_with(Instant::now);
     }
 
     /// The next message; `None` at the time `until`. Meanwhile sends what is queued, and signs of
