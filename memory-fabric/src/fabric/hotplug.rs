@@ -122,6 +122,9 @@ struct State {
     /// One for each link of a donor that can join.
     joiners: Vec<Joiner>,
     joining: bool,
+    /// Room of donors is chosen for blocks: one without blocks stays, so that none of its slots is
+    /// that of another loan.
+    choosing: bool,
     closed: bool,
     /// Threads that end the leases of leaving donors.
     leaving: Vec<JoinHandle<()>>,
@@ -183,6 +186,7 @@ impl Hotplug {
             pools: Pools::new(shared.homes.local()),
             joiners: joiners.map(|_| Joiner::default()).collect(),
             joining: false,
+            choosing: false,
             closed: false,
             leaving: Vec::new(),
             news: None,

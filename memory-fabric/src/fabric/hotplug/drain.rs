@@ -176,6 +176,7 @@ impl Inner {
             return Err(DrainError::Empty(node));
         }
         state.joining = true;
+        state.choosing = true;
         Ok((link, u32::try_from(blocks).expect("23 bits")))
     }
 
@@ -187,31 +188,36 @@ impl Inner {
         let (link, blocks) = self.begin_drain(node)?;
         let begun = self.obtain_room(link, blocks, to);
         let mut state = self.lock();
-        state.joining = false;
-        let places = begun?;
+        (state.joining, state.choosing) = (false, false);
+        let begun = begun.and_then(|places| self.checked_room(&state, link, blocks, places));
+        let places = match begun {
+            Ok(places) => places,
+            Err(refused) => {
+                drop(state);
+                self.leave_lost_targets();
+                return Err(refused);
+            }
+        };
         let homes = &self.shared.homes;
         let moves = homes.ram_blocks_at(node).zip(places);
         let moves = moves.map(|((block, from), to)| BlockMove { block, from, to });
-        let moves: Vec<BlockMove> = moves.collect();
-        self.note_spent(moves.iter().map(|one| one.from));
-        let targets: Vec<(u32, Home)> = moves.iter().map(|one| (one.block, one.to)).collect();
-        let progress = Arc::<MoveProgress>::default();
-        let (end, ended) = bounded(1);
-        let order = MoveOrder {
-            moves: moves.into(),
-            progress: Arc::clone(&progress),
-            end,
-        };
+        let (order, targets, ended) = self.order(moves.collect());
         let drain = Drain {
             node,
             blocks,
             block_bytes: BLOCK_BYTES,
-            progress,
+            progress: Arc::clone(&order.progress),
             state: DrainState::Moving,
         };
+        if state.closed {
+            return Err(HotplugError::Ended.into());
+        }
         let (news, lost) = bounded(1);
+        // Some may have been lost while the room was chosen.
+        self.announce_loss(Some(&news));
         let inner = Arc::clone(self);
         let of_order = Arc::clone(&drain.progress);
+        // It needs the lock before it does anything for the drain.
         let supervise = move || {
             inner.wait_for_moves(&ended, &lost);
             inner.settle(&targets, &of_order);
@@ -219,20 +225,29 @@ impl Inner {
         };
         let thread = std::thread::Builder::new().name(format!("drain-{}", node.0));
         let system = |error| HotplugError::Donor(FabricError::System("start a thread", error));
-        let is_open = !state.closed;
+        // First: the end of moves that nobody waits for would not be known.
+        state.leaving.push(thread.spawn(supervise).map_err(system)?);
         self.set_drain(drain.clone());
         state.news = Some(news);
-        if !is_open || !self.shared.evictor.move_blocks(order) {
-            self.set_drain_state(DrainState::Failed("the pager has ended".into()));
+        if !self.shared.evictor.move_blocks(order) {
             return Err(HotplugError::Ended.into());
         }
-        // Without the thread the blocks move as well, and the donor keeps an unused lease.
-        let thread = thread.spawn(supervise).map_err(system).inspect_err(|_| {
-            self.set_drain_state(DrainState::Failed("there was no thread for it".into()));
-        })?;
-        state.leaving.push(thread);
         tracing::info!("{node} is drained: {blocks} blocks of 2 MiB move to other donors");
         Ok(drain.summary())
+    }
+
+    /// Makes an order of moves, for which slots are used up where the blocks are. Returns it with where
+    /// they go, and what is disconnected when it has ended.
+    fn order(&self, moves: Vec<BlockMove>) -> (MoveOrder, Vec<(u32, Home)>, Receiver<()>) {
+        self.note_spent(moves.iter().map(|one| one.from));
+        let targets = moves.iter().map(|one| (one.block, one.to)).collect();
+        let (end, ended) = bounded(1);
+        let order = MoveOrder {
+            moves: moves.into(),
+            progress: Arc::default(),
+            end,
+        };
+        (order, targets, ended)
     }
 
     /// Waits until an order of moves has ended; donors that are lost meanwhile before they hold
@@ -244,8 +259,8 @@ impl Inner {
                 recv(ended) -> _ => break,
                 recv(lost) -> news => {
                     self.leave_lost_targets();
+                    // The pager has ended before, and may have left the order where it was.
                     if news.is_err() {
-                        let _ = ended.recv();
                         break;
                     }
                 }

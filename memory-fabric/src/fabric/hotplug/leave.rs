@@ -54,7 +54,7 @@ impl Inner {
         let state = &mut *state;
         let is_used = self.is_used(state, donor);
         let joiner = &mut state.joiners[self.joiner_of(donor)];
-        if joiner.links.is_none() || is_used {
+        if joiner.links.is_none() || is_used || state.choosing {
             return;
         }
         state.leaving.retain(|thread| !thread.is_finished());

@@ -2,11 +2,11 @@
 
 use super::super::{HotplugError, Inner};
 use super::share::{self, Lender};
-use super::{DrainError, MoveOrder, MoveProgress};
+use super::{DrainError, MoveProgress};
 use crate::drain::{Rebalance, RebalanceState, RebalanceSummary};
-use crate::fabric::DonorAddress;
+use crate::fabric::{DonorAddress, FabricError};
 use crate::homes::{BLOCK_BYTES, Home};
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::Receiver;
 use std::sync::Arc;
 
 impl Inner {
@@ -32,33 +32,32 @@ impl Inner {
             })
             .collect();
         let moves = share::plan(&self.shared.homes, lenders);
-        self.note_spent(moves.iter().map(|one| one.from));
-        let targets: Vec<(u32, Home)> = moves.iter().map(|one| (one.block, one.to)).collect();
-        let progress = Arc::<MoveProgress>::default();
-        let (end, ended) = bounded(1);
-        let order = MoveOrder {
-            moves: moves.into(),
-            progress: Arc::clone(&progress),
-            end,
-        };
-        if state.closed || !self.shared.evictor.move_blocks(order) {
+        let (order, targets, ended) = self.order(moves);
+        if state.closed {
             return Err(HotplugError::Ended.into());
         }
         let rebalance = Rebalance {
             copies: u32::try_from(targets.len()).expect("23 bits"),
             copy_bytes: BLOCK_BYTES,
-            progress,
+            progress: Arc::clone(&order.progress),
             state: RebalanceState::Moving,
             is_stopped: false,
         };
-        let of_order = Arc::clone(&rebalance.progress);
+        let of_order = Arc::clone(&order.progress);
         let supervise = move |inner: &Arc<Self>, lost: &Receiver<()>| {
             inner.wait_for_moves(&ended, lost);
             let stayed = inner.settle(&targets, &of_order);
             let is_ended = stayed > 0 && inner.shared.lifecycle.is_stopping();
             inner.conclude_rebalance((!is_ended).then_some(stayed));
         };
-        Ok(self.watch_rebalance(state, rebalance, supervise))
+        // First: the end of moves that nobody waits for would not be known.
+        let summary = self.watch_rebalance(&mut state, rebalance, supervise);
+        let system = |error| HotplugError::Donor(FabricError::System("start a thread", error));
+        let summary = summary.map_err(system)?;
+        if !self.shared.evictor.move_blocks(order) {
+            return Err(HotplugError::Ended.into());
+        }
+        Ok(summary)
     }
 
     /// Has donors join that are not among the VM's.

@@ -11,7 +11,8 @@ use crate::homes::BLOCK_BYTES;
 use crate::link::Leased;
 use crossbeam_channel::{Receiver, bounded};
 use fabric_replicas::ReplicaSet;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::io;
+use std::sync::{Arc, PoisonError};
 
 impl Drains {
     /// Has the donors in `new` join, and moves memory until each donor has its share of it, in
@@ -93,16 +94,24 @@ impl Inner {
         let supervise = move |inner: &Arc<Self>, closed: &Receiver<()>| {
             inner.supervise_rebalance(&ended, closed);
         };
-        Ok(self.watch_rebalance(state, rebalance, supervise))
+        let summary = rebalance.summary();
+        // Without the thread the memory moves as well.
+        Ok(self
+            .watch_rebalance(&mut state, rebalance, supervise)
+            .unwrap_or(summary))
     }
 
-    /// Records a rebalancing that has begun, and has a thread wait for its end.
+    /// Records a rebalancing that has begun or will begin, and has a thread wait for its end.
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread. The rebalancing is recorded as failed then.
     pub(super) fn watch_rebalance(
         self: &Arc<Self>,
-        mut state: MutexGuard<'_, State>,
+        state: &mut State,
         rebalance: Rebalance,
         supervise: impl FnOnce(&Arc<Self>, &Receiver<()>) + Send + 'static,
-    ) -> RebalanceSummary {
+    ) -> io::Result<RebalanceSummary> {
         let summary = rebalance.summary();
         let mut last = self
             .moves
@@ -118,16 +127,15 @@ impl Inner {
         let thread = std::thread::Builder::new().name("rebalance".into());
         match thread.spawn(supervise) {
             Ok(thread) => state.leaving.push(thread),
-            // The memory moves as well.
             Err(error) => {
-                drop(state);
                 let why = format!("there was no thread for it: {error}");
-                self.end_rebalance(RebalanceState::Failed(why));
+                self.with_rebalance(|last| last.state = RebalanceState::Failed(why));
+                return Err(error);
             }
         }
         let mib = summary.bytes >> 20;
         tracing::info!("{mib} MiB move to donors that have less than their share");
-        summary
+        Ok(summary)
     }
 
     /// Has new donors join, each with as much as it is named with, or as the VM's largest lends.

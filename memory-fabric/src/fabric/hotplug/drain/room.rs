@@ -63,6 +63,30 @@ impl Inner {
         Ok(places)
     }
 
+    /// Returns the homes that were obtained if all their donors are still there.
+    pub(super) fn checked_room(
+        &self,
+        state: &State,
+        drained: usize,
+        blocks: u32,
+        places: Vec<Home>,
+    ) -> Result<Vec<Home>, DrainError> {
+        let nodes = &self.shared.nodes;
+        let is_there = |home: &&Home| {
+            let link = nodes.link_to(home.node);
+            link.is_some_and(|link| self.is_lender(state, link))
+        };
+        let there = places.iter().filter(is_there).count();
+        if there == places.len() {
+            return Ok(places);
+        }
+        let found = Found {
+            blocks: u32::try_from(there).expect("23 bits"),
+            texts: vec!["a donor with room was lost meanwhile".to_owned()],
+        };
+        Err(self.too_little(drained, blocks, found))
+    }
+
     /// Returns the error for blocks of a donor for which less was found.
     pub(super) fn too_little(&self, drained: usize, blocks: u32, mut found: Found) -> DrainError {
         let mib = |blocks: u32| u64::from(blocks) * BLOCK_BYTES / MIB;
