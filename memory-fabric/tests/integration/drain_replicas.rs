@@ -237,7 +237,7 @@ fn without_copies_no_donor_joins_for_them() {
     let drains = running.fabric.drains().expect("donors");
     let joining = joins(donors[1].address(), None);
     let text = drains.join_for_copies(&joining).expect_err("one copy");
-    assert!(text.to_string().contains("--replicas 2"), "{text}");
+    assert!(text.to_string().contains("one copy of each page"), "{text}");
     assert_eq!(donors[1].pool().leases(), 0);
     running.fabric.shutdown();
 }
