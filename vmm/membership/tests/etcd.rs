@@ -257,11 +257,7 @@ fn changes_are_known_although_their_stream_is_silent() {
     let _gamma = register(&etcd.endpoints(), "gamma", "127.0.0.1:7002");
     wait_for(&watch, &changes, &["alpha", "beta", "gamma"]);
     // A list may have failed in between, and is repeated.
-    let deadline = Instant::now() + LIMIT;
-    while !watch.now().is_connected {
-        let left = deadline.saturating_duration_since(Instant::now());
-        changes.recv_timeout(left).expect("it answers again");
-    }
+    wait_until_connected_is(&watch, true);
 }
 
 #[test]

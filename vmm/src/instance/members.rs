@@ -43,7 +43,7 @@ pub fn connected(
         if replaced > REPLACED_MAX {
             return Err(failure);
         }
-        let donors = match members.without(failed) {
+        let donors = match members.without(failed, &fabric.donors) {
             Ok(donors) => donors,
             Err(error) => return Err(failure.beside(&error)),
         };

@@ -1,6 +1,6 @@
 //! The nodes of an etcd as donors of a VM.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock};
@@ -81,6 +81,33 @@ struct State {
     distrusted: Distrusted,
     /// Those that were chosen, or offered while the VM runs.
     known: Remembered,
+    /// What donors of the VM had free before they lent: what they lent is free again at this start.
+    own: BTreeMap<Name, u64>,
+}
+
+impl State {
+    /// Notes that a start with these donors failed, because of one or of all, and the nodes since then.
+    fn note_failed(
+        &mut self,
+        failed: Option<SocketAddr>,
+        used: &[DonorAddress],
+        found: Option<Found>,
+    ) {
+        self.left_out.extend(failed);
+        for known in used.iter().filter_map(|one| self.known.get(&one.address)) {
+            let own = self.own.entry(known.name.clone());
+            own.or_insert(known.free_bytes);
+        }
+        if let Some(found) = found {
+            self.found = found;
+        }
+        // That their loans have ended is listed a second later.
+        for (name, before) in &self.own {
+            if let Some(member) = self.found.members.get_mut(name) {
+                member.free_bytes = member.free_bytes.max(*before).min(member.memory_bytes);
+            }
+        }
+    }
 }
 
 impl Members {
@@ -115,6 +142,7 @@ impl Members {
             left_out: HashSet::new(),
             distrusted: Distrusted::default(),
             known: Remembered::new(),
+            own: BTreeMap::new(),
         };
         let members = Self {
             target,
@@ -141,7 +169,9 @@ impl Members {
 
     /// Begins another start of the guest: a node that did not lend at an earlier one may do so now.
     pub fn ask_all_again(&self) {
-        lock(&self.state).left_out.clear();
+        let mut state = lock(&self.state);
+        state.left_out.clear();
+        state.own.clear();
     }
 
     /// Excludes the nodes at these addresses, which sent wrong pieces of pages, for the life of the VM:
@@ -161,30 +191,25 @@ impl Members {
         }
     }
 
-    /// Returns donors by a new list, without one that did not lend: it was lost, or has lent its memory
-    /// since it was listed.
+    /// Returns donors by a new list in place of those that the VM used, without one that did not lend: it
+    /// was lost, or has lent its memory since it was listed.
     ///
     /// # Errors
     ///
     /// Fails when the others do not suffice.
-    pub fn without(&self, failed: Option<SocketAddr>) -> Result<Vec<ResolvedDonor>, MembersError> {
-        let again = find(&self.endpoints, AGAIN_TIME_MAX);
-        {
-            let mut state = lock(&self.state);
-            state.left_out.extend(failed);
-            match again {
-                Ok(mut found) => {
-                    // What this VM had leased is free again, which is listed a second later.
-                    for (name, member) in &mut found.members {
-                        let before = state.found.members.get(name);
-                        let before = before.map_or(0, |before| before.free_bytes);
-                        member.free_bytes = member.free_bytes.max(before).min(member.memory_bytes);
-                    }
-                    state.found = found;
-                }
-                Err(error) => tracing::warn!("the nodes of the first list are used: {error}"),
+    pub fn without(
+        &self,
+        failed: Option<SocketAddr>,
+        used: &[DonorAddress],
+    ) -> Result<Vec<ResolvedDonor>, MembersError> {
+        let found = match find(&self.endpoints, AGAIN_TIME_MAX) {
+            Ok(found) => Some(found),
+            Err(error) => {
+                tracing::warn!("the nodes that were known last are used: {error}");
+                self.now().map(|now| now.found)
             }
-        }
+        };
+        lock(&self.state).note_failed(failed, used, found);
         let resolved = self.chosen()?.into_iter();
         // Each was resolved when it was chosen.
         Ok(resolved

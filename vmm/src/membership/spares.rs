@@ -12,8 +12,10 @@ use super::choose::Candidate;
 /// What is remembered of a node that the VM may use: its entry can change, or expire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Known {
-    name: Name,
+    pub name: Name,
     zone: Option<Name>,
+    /// What it had free before it lent to the VM.
+    pub free_bytes: u64,
 }
 
 impl From<&Candidate> for Known {
@@ -21,6 +23,7 @@ impl From<&Candidate> for Known {
         Self {
             name: candidate.name.clone(),
             zone: candidate.zone.clone(),
+            free_bytes: candidate.free_bytes,
         }
     }
 }

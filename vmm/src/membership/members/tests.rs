@@ -50,6 +50,7 @@ fn members(found: Found) -> Members {
             left_out: HashSet::new(),
             distrusted: Distrusted::default(),
             known: Remembered::new(),
+            own: BTreeMap::new(),
         }),
         watch: OnceLock::new(),
     }
@@ -66,16 +67,20 @@ fn chosen(members: &Members) -> Result<Vec<String>, String> {
     Ok(addresses.collect())
 }
 
-/// Returns the addresses of the nodes that may join, if the VM uses the one at port 2.
-fn spares(members: &Members, found: &Found) -> Vec<String> {
-    let used = DonorAddress {
-        address: address("127.0.0.1:2"),
+fn donor(text: &str) -> DonorAddress {
+    DonorAddress {
+        address: address(text),
         name: None,
         fingerprint: None,
         zone: None,
         bytes: None,
-    };
-    let spares = members.spares_of(found, &[used], 2 * MIB).into_iter();
+    }
+}
+
+/// Returns the addresses of the nodes that may join, if the VM uses the one at port 2.
+fn spares(members: &Members, found: &Found) -> Vec<String> {
+    let used = [donor("127.0.0.1:2")];
+    let spares = members.spares_of(found, &used, 2 * MIB).into_iter();
     spares.map(|spare| spare.address.to_string()).collect()
 }
 
@@ -125,4 +130,43 @@ fn a_node_that_did_not_lend_is_asked_again_at_another_start() {
     assert!(error.contains("a: it did not lend"), "{error}");
     members.ask_all_again();
     assert_eq!(chosen(&members).map(|all| all.len()), Ok(2));
+}
+
+#[test]
+fn only_the_own_donors_have_room_that_is_not_listed_at_another_start() {
+    let first = [
+        ("a", "127.0.0.1:1"),
+        ("b", "127.0.0.1:2"),
+        ("d", "127.0.0.1:4"),
+    ];
+    // A donor is gone, the other one's loan has just ended, and d has lent to others.
+    let mut later = found(&[
+        ("b", "127.0.0.1:2"),
+        ("d", "127.0.0.1:4"),
+        ("e", "127.0.0.1:5"),
+    ]);
+    for (name, free_mib) in [("b", 16), ("d", 4)] {
+        let name: Name = name.parse().expect("a name");
+        let member = later.members.get_mut(&name).expect("it is there");
+        member.free_bytes = free_mib * MIB;
+    }
+    let left = [donor("127.0.0.1:2")];
+    let right = ["127.0.0.1:2", "127.0.0.1:5"];
+
+    let listed = members(found(&first));
+    assert!(chosen(&listed).is_ok());
+    listed.ask_all_again();
+    let failed = Some(later.clone());
+    lock(&listed.state).note_failed(None, &left, failed);
+    assert_eq!(chosen(&listed), Ok(right.map(str::to_owned).into()));
+
+    // etcd is away: what the VM has seen since its start counts.
+    let followed = members(found(&first));
+    assert!(chosen(&followed).is_ok());
+    let watch = Watch::start(&followed.endpoints, later, || {}).expect("it starts");
+    assert!(followed.watch.set(watch).is_ok());
+    followed.ask_all_again();
+    let donors = followed.without(None, &left).expect("they suffice");
+    let addresses: Vec<_> = donors.iter().map(|one| one.address.to_string()).collect();
+    assert_eq!(addresses, right);
 }

@@ -154,7 +154,11 @@ fn nothing_is_lost_or_lent_twice(disturbance: Disturbance) {
     vm.console.read_to_end(&mut rest).expect("a pipe");
     assert_eq!(vm.code(), Some(ExitCode::Terminated.code().into()));
     for (node, name) in [(&a, "a"), (&e, "e")] {
-        assert_eq!(lent(&place, node), 0, "{name}");
+        // A node that the VM was asking to join keeps that lease for a while.
+        until(|| match lent(&place, node) {
+            0 => Ok(()),
+            bytes => Err(format!("{name} lends {bytes} bytes")),
+        });
         is_free(&etcd, name, NODE);
     }
 }
