@@ -1,6 +1,6 @@
 //! The failure of a command, with its exit code.
 
-pub use fabric_host::describe;
+pub use fabric_host::{Seldom, describe};
 
 use devices::virtio::{DiskError, HostSocketError, TapError};
 use memory_fabric::donor::server::DonorError;

@@ -13,12 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use fabric_host::Seldom;
 use memory_fabric::fabric::{DonorAddress, DrainError, HotplugError};
 use memory_fabric::view::ReplicaSummary;
 
 use super::drains::{VmDrains, connected};
-use crate::failure::describe;
+use crate::failure::{Seldom, describe};
 use crate::membership::Members;
 
 /// Interval between looks at the counters.
