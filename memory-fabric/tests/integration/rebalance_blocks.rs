@@ -2,7 +2,7 @@
 //! is lost.
 
 use super::drain_replicas::joins;
-use super::rebalance::{donors, held, is_over, running};
+use super::rebalance::{donors, held, is_over, running, stopped_and_gone_on};
 use super::replicas::{GUEST, increment};
 use fabric_test_support::delay::delayed;
 use fabric_test_support::*;
@@ -86,52 +86,8 @@ fn a_donor_that_joins_gets_its_share_of_memory_with_one_copy() {
 
 #[test]
 fn a_rebalancing_of_memory_with_one_copy_is_stopped_and_goes_on() {
-    let all = donors::<3>();
-    let delay_us = Arc::<AtomicU64>::default();
-    let slow = delayed(running(&all[2]).address(), Arc::clone(&delay_us));
-    let fabric = start(&of_two(&all[..2], TransportKind::Tcp, Sealing::Off));
-    let view = fabric.fabric.view().clone();
-    let drains = fabric.fabric.drains().expect("donors");
-    assert!(!drains.stop_rebalancing());
-    let (mut stage, mut moved) = (0, 0);
-    increment(&fabric, 20, 100_000, |done| {
-        match stage {
-            0 if done > 20_000 => {
-                drains.rebalance(&[joins(slow, None)]).expect("it joins");
-                delay_us.store(20_000, Ordering::Relaxed);
-                let refused = drains.rebalance(&[]).expect_err("it is in progress");
-                assert!(matches!(refused, DrainError::Rebalancing), "{refused}");
-                let refused = drains.drain(view.nodes()[1].id, &[]);
-                let refused = refused.expect_err("it is in progress");
-                assert!(matches!(refused, DrainError::Rebalancing), "{refused}");
-                stage = 1;
-            }
-            1 if view.rebalance().is_some_and(|last| last.moved_bytes > 0) => {
-                assert!(drains.stop_rebalancing());
-                delay_us.store(0, Ordering::Relaxed);
-                stage = 2;
-            }
-            2 if is_over(&view) => {
-                let last = view.rebalance().expect("one");
-                assert_eq!(last.state, RebalanceState::Stopped, "{last:?}");
-                assert!(last.moved_bytes < last.bytes, "{last:?}");
-                moved = last.moved_bytes;
-                let rest = drains.rebalance(&[]).expect("it goes on");
-                assert_eq!(rest.bytes + moved, last.bytes);
-                stage = 3;
-            }
-            3 if is_over(&view) => {
-                let last = view.rebalance().expect("one");
-                assert_eq!(last.state, RebalanceState::Done, "{last:?}");
-                assert!(!drains.stop_rebalancing());
-                stage = 4;
-            }
-            _ => {}
-        }
-        stage == 4
-    });
-    assert_eq!(held(&view), [GUEST / 3; 3]);
-    fabric.fabric.shutdown();
+    let held = stopped_and_gone_on(|all| of_two(all, TransportKind::Tcp, Sealing::Off));
+    assert_eq!(held, [GUEST / 3; 3]);
 }
 
 /// Its answers are late, so that no block is there when it is lost.

@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 use ssi_hv::exit::ExitCode;
-use tiny_guests::nodes::work_on_two_nodes;
 use tiny_guests::{halt_for_ever, second_cpu};
 
-use super::moves::wait_for;
-use crate::running::{Place, Running, count, end, node};
+use crate::running::{Place, Running, end, node};
 use crate::support::kvm_is_there;
 
 /// Time between two looks at a node's status, which has no event.
@@ -138,7 +136,6 @@ fn a_guest_starts_its_second_cpu_on_a_node() {
     let khz = added.strip_prefix("no_timer_check tsc_early_khz=");
     let khz = khz.and_then(|rest| rest.split(' ').next()?.parse().ok());
     assert!(khz > Some(100_000_u32), "{added}");
-    assert!(added.ends_with(" nohz_full=1 irqaffinity=0"), "{added}");
     let report = fs::read_to_string(report).expect("a report");
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     assert_eq!(report["guest"]["irqchip"], "user");
@@ -289,32 +286,6 @@ fn a_node_lends_what_it_is_asked_for() {
     is_left_alone(&place, &node);
 }
 
-/// Checks what the report of a VM has of its node, which was lost with half of the memory.
-fn names_losses(report: &str) {
-    let report: Value = serde_json::from_str(report).expect("JSON");
-    let [here, node] = [0_usize, 1].map(|place| &report["nodes"][place]);
-    assert_eq!(here["lost"], Value::Null, "{report}");
-    assert_eq!(
-        (&node["state"], &node["cpus"]),
-        (&json!("lost"), &json!([1]))
-    );
-    let bytes = |list: &str| {
-        let list = &node["lost"][list];
-        let ranges = list["ranges"].as_array().expect("ranges").iter();
-        let listed = ranges.map(|range| count(range, "/bytes")).sum::<u64>();
-        let all = count(list, "/bytes");
-        assert_eq!(listed == all, count(list, "/ranges_omitted") == 0, "{node}");
-        assert!(all.is_multiple_of(4096) && listed <= all, "{node}");
-        all
-    };
-    // Of the blocks whose home it was, this host has used few pages.
-    let home = bytes("at_home");
-    assert!((16 << 20..=32 << 20).contains(&home), "{node}");
-    // Its vCPU was at work on pages that have their home here.
-    let (only, transit) = (bytes("only_copy"), bytes("in_transit"));
-    assert!((1..=32 << 20).contains(&(only + transit)), "{node}");
-}
-
 /// Sends a signal to the process of a VM on its node: the VM ends, names the node and says `why`, and
 /// nothing of it is left there.
 fn is_lost_after(how: libc::c_int, why: &str) {
@@ -323,10 +294,7 @@ fn is_lost_after(how: libc::c_int, why: &str) {
     }
     let place = Place::new();
     let (node, address) = node(&place, &["--cpus", "1"]);
-    let report = place.path("report.json");
-    let more = ["--report", &report];
-    let mut vm = start(&place, &address, work_on_two_nodes::code(), &more);
-    wait_for(&mut vm, b'b');
+    let vm = halted(&place, &address);
     let [process] = &children_of(&node.pid())[..] else {
         panic!("the VM has one process on its node")
     };
@@ -336,9 +304,6 @@ fn is_lost_after(how: libc::c_int, why: &str) {
     assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{stderr}");
     assert!(stderr.contains(&format!("node {address}")), "{stderr}");
     assert!(stderr.contains(why), "{stderr}");
-    let registers = "; lost with it: the registers of vCPU(s) 1, ";
-    assert!(stderr.contains(registers), "{stderr}");
-    names_losses(&fs::read_to_string(report).expect("a report"));
     is_left_alone(&place, &node);
 }
 
