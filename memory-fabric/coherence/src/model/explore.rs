@@ -307,21 +307,4 @@ fn long_explorations() {
     };
     let explored = Explored::<1>::new(3, 1, true, crash);
     explore("3 nodes, 1 page, 1 crash", explored);
-    for (name, is_split) in [("a block granted", false), ("a split block", true)] {
-        let name = format!("2 nodes, 2 pages of {name}");
-        let repeated = Budget {
-            duplicates: 1,
-            ..budget(1, 0)
-        };
-        let explored = Explored::<2>::new(2, 2, is_split, repeated);
-        explore(&format!("{name}, repeated messages"), explored);
-        let explored = Explored::<2>::new(2, 2, is_split, crash);
-        explore(&format!("{name}, 1 crash"), explored);
-        let both = Budget {
-            duplicates: 1,
-            ..crash
-        };
-        let explored = Explored::<2>::new(2, 2, is_split, both);
-        explore(&format!("{name}, repeated messages, 1 crash"), explored);
-    }
 }
