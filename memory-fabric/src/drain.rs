@@ -76,7 +76,7 @@ impl Drain {
 /// State of a rebalancing.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum RebalanceState {
-    /// Copies move.
+    /// Memory moves.
     Moving,
     /// All have moved.
     Done,
@@ -84,6 +84,13 @@ pub enum RebalanceState {
     Stopped,
     /// Some could not move.
     Failed(String),
+}
+
+impl RebalanceState {
+    /// That of one for whose end no thread can wait.
+    pub(crate) fn without_thread(error: &std::io::Error) -> Self {
+        Self::Failed(format!("there was no thread for it: {error}"))
+    }
 }
 
 /// The last rebalancing of a VM.

@@ -8,10 +8,10 @@ use ssi_hv::exit::ExitCode;
 use ssi_hv_membership::testing::Etcd;
 
 use super::registered;
-use super::repairs::{has_lost, is_degraded, is_free, knows};
+use super::repairs::{has_lost, is_degraded, is_free, knows, of_two};
 use super::vms::{MIB, lent, status};
 use crate::replicas::read_round;
-use crate::running::{Place, Running, count, until, vm_with};
+use crate::running::{Place, Running, count, until};
 use crate::support;
 
 /// What a node lends, all of it to the VM: each donor has room for one of two copies of all memory.
@@ -86,13 +86,7 @@ fn nothing_is_lost_or_lent_twice(disturbance: Disturbance) {
         return;
     };
     let place = Place::new();
-    let (a, of_a) = registered(&place, &etcd, "name=a,zone=x", &[]);
-    let (b, _) = registered(&place, &etcd, "name=b,zone=y", &[]);
-    let url = etcd.url();
-    let flags = ["--name", "walks", "--cluster", &url];
-    let flags = [&flags[..], &["--replicas", "2", "--donor-grace", "1"]].concat();
-    let mut vm = vm_with(&place, tiny_guests::talk_and_walk::code(), &flags);
-    read_round(&mut vm, 1);
+    let ([(a, of_a), (b, _)], mut vm) = of_two(&place, &etcd);
     let (c, of_c) = registered(&place, &etcd, "name=c,zone=x", &[]);
     let (d, of_d) = registered(&place, &etcd, "name=d,zone=y", &[]);
     let (e, of_e) = registered(&place, &etcd, "name=e,zone=z", &[]);

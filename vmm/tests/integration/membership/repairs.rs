@@ -15,6 +15,18 @@ use crate::support;
 /// Flags of a VM whose donors are lost soon.
 const COPIES: [&str; 4] = ["--replicas", "2", "--donor-grace", "1"];
 
+/// Starts nodes `a` and `b`, of zones of their own, and a VM with copies on both, whose guest goes through
+/// its memory when it is told to, and has done so once.
+pub(super) fn of_two(place: &Place, etcd: &Etcd) -> ([(Running, String); 2], Running) {
+    let nodes = ["name=a,zone=x", "name=b,zone=y"];
+    let nodes = nodes.map(|member| registered(place, etcd, member, &[]));
+    let url = etcd.url();
+    let flags = [&["--name", "walks", "--cluster", &url], &COPIES[..]].concat();
+    let mut vm = vm_with(place, tiny_guests::talk_and_walk::code(), &flags);
+    read_round(&mut vm, 1);
+    (nodes, vm)
+}
+
 /// Waits until the VM knows of so many nodes in an etcd that answers, or does not.
 #[track_caller]
 pub(super) fn knows(place: &Place, nodes: u64, is_connected: bool) {
@@ -106,12 +118,8 @@ fn a_node_joins_while_etcd_is_partitioned_and_nothing_is_lost_or_lent_twice() {
         return;
     };
     let place = Place::new();
-    let (a, _) = registered(&place, &etcd, "name=a,zone=x", &[]);
-    let (b, _) = registered(&place, &etcd, "name=b,zone=y", &[]);
+    let ([(a, _), (b, _)], mut vm) = of_two(&place, &etcd);
     let url = etcd.url();
-    let flags = [&["--name", "walks", "--cluster", &url], &COPIES[..]].concat();
-    let mut vm = vm_with(&place, tiny_guests::talk_and_walk::code(), &flags);
-    read_round(&mut vm, 1);
     let (c, joined) = registered(&place, &etcd, "name=c,zone=x", &[]);
     knows(&place, 3, true);
     // Connections stay, and nothing is answered.

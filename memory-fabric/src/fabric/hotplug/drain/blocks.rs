@@ -51,9 +51,12 @@ impl Inner {
             inner.conclude_rebalance((!is_ended).then_some(stayed));
         };
         // First: the end of moves that nobody waits for would not be known.
-        let summary = self.watch_rebalance(&mut state, rebalance, supervise);
-        let system = |error| HotplugError::Donor(FabricError::System("start a thread", error));
-        let summary = summary.map_err(system)?;
+        let summary = rebalance.summary();
+        if let Err(error) = self.watch_rebalance(&mut state, rebalance, supervise) {
+            drop(state);
+            self.end_rebalance(RebalanceState::without_thread(&error));
+            return Err(HotplugError::Donor(FabricError::System("start a thread", error)).into());
+        }
         if !self.shared.evictor.move_blocks(order) {
             return Err(HotplugError::Ended.into());
         }

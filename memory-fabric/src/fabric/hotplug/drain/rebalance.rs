@@ -95,24 +95,27 @@ impl Inner {
             inner.supervise_rebalance(&ended, closed);
         };
         let summary = rebalance.summary();
-        // Without the thread the memory moves as well.
-        Ok(self
-            .watch_rebalance(&mut state, rebalance, supervise)
-            .unwrap_or(summary))
+        let watched = self.watch_rebalance(&mut state, rebalance, supervise);
+        drop(state);
+        // The memory moves as well.
+        if let Err(error) = watched {
+            self.end_rebalance(RebalanceState::without_thread(&error));
+        }
+        Ok(summary)
     }
 
     /// Records a rebalancing that has begun or will begin, and has a thread wait for its end.
     ///
     /// # Errors
     ///
-    /// When there is no thread. The rebalancing is recorded as failed then.
+    /// When there is no thread.
     pub(super) fn watch_rebalance(
         self: &Arc<Self>,
         state: &mut State,
         rebalance: Rebalance,
         supervise: impl FnOnce(&Arc<Self>, &Receiver<()>) + Send + 'static,
-    ) -> io::Result<RebalanceSummary> {
-        let summary = rebalance.summary();
+    ) -> io::Result<()> {
+        let mib = rebalance.summary().bytes >> 20;
         let mut last = self
             .moves
             .rebalance
@@ -125,17 +128,9 @@ impl Inner {
         let inner = Arc::clone(self);
         let supervise = move || supervise(&inner, &closed);
         let thread = std::thread::Builder::new().name("rebalance".into());
-        match thread.spawn(supervise) {
-            Ok(thread) => state.leaving.push(thread),
-            Err(error) => {
-                let why = format!("there was no thread for it: {error}");
-                self.with_rebalance(|last| last.state = RebalanceState::Failed(why));
-                return Err(error);
-            }
-        }
-        let mib = summary.bytes >> 20;
+        state.leaving.push(thread.spawn(supervise)?);
         tracing::info!("{mib} MiB move to donors that have less than their share");
-        Ok(summary)
+        Ok(())
     }
 
     /// Has new donors join, each with as much as it is named with, or as the VM's largest lends.
@@ -212,7 +207,7 @@ impl Inner {
         self.end_rebalance(state);
     }
 
-    fn end_rebalance(&self, state: RebalanceState) {
+    pub(super) fn end_rebalance(&self, state: RebalanceState) {
         self.with_rebalance(|last| last.state = state.clone());
         (self.observer)(FabricEvent::Rebalanced(state));
     }
