@@ -9,6 +9,7 @@ mod proxy;
 pub mod spoil;
 pub mod walk;
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -23,11 +24,31 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Deadline of one READ: longer than the adapter's retries and the timeout of a silent lane.
 const READ_TIME_MAX: Duration = Duration::from_secs(6);
 
-/// Obtains a lease of this many pages.
+/// Attempts of a connection whose first packets are lost: one that loses two in a row has timed out.
+const CONNECTIONS_MAX: u32 = 5;
+
+/// Obtains a lease of this many pages, over a link that may lose packets.
 ///
 /// # Errors
 /// Fails when the donor does not lend.
 pub fn lease(donor: SocketAddr, vm: &str, pages: u64) -> Result<Leased, ControlError> {
+    despite_loss(|| lease_at_once(donor, vm, pages))
+}
+
+/// Repeats a connection that timed out.
+fn despite_loss<T>(
+    mut connect: impl FnMut() -> Result<T, ControlError>,
+) -> Result<T, ControlError> {
+    for _ in 1..CONNECTIONS_MAX {
+        match connect() {
+            Err(ControlError::Connect(_, error)) if error.kind() == io::ErrorKind::TimedOut => (),
+            other => return other,
+        }
+    }
+    connect()
+}
+
+fn lease_at_once(donor: SocketAddr, vm: &str, pages: u64) -> Result<Leased, ControlError> {
     Leased::obtain(LinkConfig {
         local: NodeId(0).into(),
         node: NodeId(1),
@@ -67,6 +88,28 @@ fn wrong_bytes(found: &PageBytes, lease: u64, page: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_that_timed_out_is_tried_again_and_one_that_was_refused_is_not() {
+        let address = SocketAddr::from(([10, 77, 0, 2], 7700));
+        let failing = |kind: io::ErrorKind, times: u32| {
+            let mut attempts = 0;
+            let connected = despite_loss(|| {
+                attempts += 1;
+                if attempts <= times {
+                    return Err(ControlError::Connect(address, kind.into()));
+                }
+                Ok(())
+            });
+            (connected.is_ok(), attempts)
+        };
+        assert_eq!(failing(io::ErrorKind::TimedOut, 3), (true, 4));
+        assert_eq!(
+            failing(io::ErrorKind::TimedOut, 9),
+            (false, CONNECTIONS_MAX)
+        );
+        assert_eq!(failing(io::ErrorKind::ConnectionRefused, 1), (false, 1));
+    }
 
     #[test]
     fn pages_of_other_leases_and_other_pages_are_told_apart() {
