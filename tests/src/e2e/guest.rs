@@ -1,12 +1,13 @@
 //! Guests of scenarios, run through the command line of `ssi-hv`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
+use super::Context;
 use super::donor::DONOR;
-use super::{Context, stall};
+use super::stall::{self, Received, STILL_MAX};
 use crate::published::Published;
 use crate::testbed::{Output, RemoteProcess, TestbedError};
 
@@ -175,11 +176,34 @@ pub(super) fn reach_init(
 ) -> anyhow::Result<()> {
     match process.wait_for_line(INIT_REACHED, deadline) {
         Err(TestbedError::Deadline { .. }) if process.wait(Duration::ZERO).is_err() => {
-            Err(stall::examine(context, process, deadline)?.into())
+            Err(stall::examine(context, process, "init", deadline)?.into())
         }
         // The caller finds out why the guest ended.
         Ok(_) | Err(TestbedError::Deadline { .. }) => Ok(()),
         Err(testbed) => Err(testbed.into()),
+    }
+}
+
+/// Waits until the guest of this process ends, for as long as pages travel between its nodes. Of one
+/// in which nothing moves the error says what its nodes do.
+pub(super) fn reach_end(
+    context: &Context<'_>,
+    process: &RemoteProcess,
+    deadline: Duration,
+) -> anyhow::Result<Output> {
+    let started = Instant::now();
+    let mut received = Received::default();
+    loop {
+        match process.wait(STILL_MAX) {
+            Err(TestbedError::Deadline { .. }) => (),
+            ended => return Ok(ended?),
+        }
+        // A VM that does not answer, and has not ended since, stands still, too.
+        let still = received.nothing_since(context.testbed.host(1));
+        let is_over = still.unwrap_or(true) || started.elapsed() > deadline;
+        if is_over && process.wait(Duration::ZERO).is_err() {
+            return Err(stall::examine(context, process, "end", started.elapsed())?.into());
+        }
     }
 }
 

@@ -8,8 +8,9 @@ use serde_json::Value;
 use super::bed::{add_rxe, remove_rxe};
 use super::donor::Donor;
 use super::guest::{Finished, Guest, SHORT, exit};
+use super::stall::{self, Received, STILL_MAX};
 use super::status::{number, status};
-use super::{Context, Hosts, Result, Scenario, Verdict, stall};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::{RemoteProcess, TestbedError};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -93,8 +94,6 @@ const BROUGHT_UP: &str = "smp: Brought up 1 node, 2 CPUs";
 /// Deadline for that: walks of page tables are writes on emulated hosts, and the CPUs take turns, more
 /// slowly on a machine that has other work.
 const BROUGHT_UP_DEADLINE: Duration = Duration::from_secs(600);
-/// Longest time in which no page travels between the nodes until then.
-const STILL_MAX: Duration = Duration::from_secs(60);
 
 /// Packets that travel by RDMA until both CPUs run, at least: each page takes two, and a kernel that
 /// boots moves thousands.
@@ -124,7 +123,7 @@ fn by_rdma(context: &Context<'_>) -> Result {
 fn brought_up(context: &Context<'_>, process: &RemoteProcess) -> anyhow::Result<()> {
     let host = context.testbed.host(1);
     let started = Instant::now();
-    let mut before = None;
+    let mut received = Received::default();
     loop {
         let error = match process.wait_for_line(BROUGHT_UP, STILL_MAX) {
             Ok(_) => return Ok(()),
@@ -134,18 +133,9 @@ fn brought_up(context: &Context<'_>, process: &RemoteProcess) -> anyhow::Result<
         if has_ended || !matches!(error, TestbedError::Deadline { .. }) {
             return Err(error).with_context(|| format!("errors: {}", process.stderr()));
         }
-        let now = status(host, &["two"])?;
-        let received = |node: u8| {
-            number(
-                &now,
-                &format!("/vms/0/nodes/{node}/transfers/pages_received"),
-            )
-        };
-        let received = [received(0)?, received(1)?];
-        if before == Some(received) || started.elapsed() > BROUGHT_UP_DEADLINE {
-            return Err(stall::examine(context, process, started.elapsed())?.into());
+        if received.nothing_since(host)? || started.elapsed() > BROUGHT_UP_DEADLINE {
+            return Err(stall::examine(context, process, "second CPU", started.elapsed())?.into());
         }
-        before = Some(received);
     }
 }
 

@@ -15,7 +15,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::donor::Donor;
-use super::guest::{Finished, Guest, exit, reach_init};
+use super::guest::{Finished, Guest, exit, reach_end, reach_init};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;
 
@@ -259,7 +259,7 @@ fn run(
     let process = layout.guest(kernel, exec).start(context)?;
     reach_init(context, &process, DEADLINE)?;
     let to_init = started.elapsed();
-    let output = process.wait(DEADLINE);
+    let output = reach_end(context, &process, DEADLINE);
     let output = output.with_context(|| said(&process, &nodes))?;
     let guest = Finished::read(context, output)?;
     layout.check(&guest)?;
@@ -351,7 +351,7 @@ fn computes_apart(context: &Context<'_>, layout: &Layout, event: &str) -> Result
             .with_context(|| said(&process, &nodes))?;
         times.push(started.elapsed().as_secs_f64());
     }
-    let guest = Finished::read(context, process.wait(DEADLINE)?)?;
+    let guest = Finished::read(context, reach_end(context, &process, DEADLINE)?)?;
     has_summed(&guest)?;
     context.note(format!(
         "{event} after {:.0} s; from there the pinned program took {:.0} s to begin, its sum {:.0} s, the \

@@ -1,4 +1,4 @@
-//! A guest that does not reach its init: what it waits for.
+//! A guest that does not reach its init, or its end: what it waits for.
 //!
 //! Such a guest is never run again: an interrupt that the emulator lost and a deadlock of the
 //! product look the same from outside. What each layer does is collected while it lasts: the
@@ -18,6 +18,9 @@ use crate::testbed::{Host, RemoteProcess, Silence};
 
 /// Lines of the console and of a trace that the error quotes.
 const LINES_QUOTED: usize = 6;
+/// Time without a page that travels after which a guest on several hosts stands still: two of its
+/// CPUs cannot compute for so long without a timer's or the scheduler's data.
+pub(super) const STILL_MAX: Duration = Duration::from_secs(60);
 /// Deadline for the init of the guest that is meant to stall, from when its kernel has booted.
 const STALL_DEADLINE: Duration = Duration::from_secs(2);
 /// The last message of its kernel.
@@ -43,10 +46,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: stall_is_examined,
 }];
 
-/// A guest that neither reached init nor ended. The text has what it waits for.
+/// A guest that neither came to this point nor ended. The text has what it waits for.
 #[derive(Debug, thiserror::Error)]
-#[error("the guest stalled: no init within {}s\n{seen}", within.as_secs())]
+#[error("the guest stalled: no {missing} within {}s\n{seen}", within.as_secs())]
 pub(super) struct GuestStalled {
+    missing: &'static str,
     within: Duration,
     seen: String,
 }
@@ -56,6 +60,7 @@ impl GuestStalled {
     /// An error as a scenario returns it.
     pub(super) fn example() -> Self {
         Self {
+            missing: "init",
             within: Duration::from_secs(150),
             seen: "vcpu0 S".into(),
         }
@@ -70,6 +75,7 @@ impl GuestStalled {
 pub(super) fn examine(
     context: &Context<'_>,
     process: &RemoteProcess,
+    missing: &'static str,
     within: Duration,
 ) -> anyhow::Result<GuestStalled> {
     let here = context.testbed.host(1);
@@ -96,14 +102,19 @@ pub(super) fn examine(
     let mut whole = String::new();
     for host in context.testbed.hosts() {
         let (threads, number) = (said(host, THREADS), host.number());
-        if number == 1 {
-            essence.push_str(&describe_vcpus(&threads));
-        }
+        essence.push_str(&describe_vcpus(number, &threads));
         let _ = write!(
             whole,
             "\n--- threads on host {number}\n{threads}\n--- kernel of host {number}\n{}",
             said(host, MESSAGES)
         );
+        if number > 1 {
+            let _ = write!(
+                whole,
+                "\n--- trace of KVM on host {number}\n{}",
+                said(host, TRACE)
+            );
+        }
     }
     // After all of that a host that hung has been silent for longer.
     for host in context.testbed.hosts() {
@@ -123,9 +134,34 @@ pub(super) fn examine(
     let _ = std::fs::write(&path, text);
     let _ = write!(essence, "\n  all of it: {}", path.display());
     Ok(GuestStalled {
+        missing,
         within,
         seen: essence,
     })
+}
+
+/// Pages that the nodes of the only VM on a host have received, from one look to the next.
+#[derive(Default)]
+pub(super) struct Received(Option<Vec<u64>>);
+
+impl Received {
+    /// Returns whether no node has received a page since the last look.
+    ///
+    /// # Errors
+    /// Fails when the VM does not answer.
+    pub(super) fn nothing_since(&mut self, host: &Host) -> anyhow::Result<bool> {
+        let status = status(host, &[])?;
+        let nodes = status["vms"][0]["nodes"].as_array();
+        let pages = |node: &Value| node["transfers"]["pages_received"].as_u64();
+        let now: Vec<u64> = nodes.into_iter().flatten().filter_map(pages).collect();
+        ensure!(
+            !now.is_empty(),
+            "no node says which pages it received: {status}"
+        );
+        let same = self.0.as_ref() == Some(&now);
+        self.0 = Some(now);
+        Ok(same)
+    }
 }
 
 /// The threads of a process on a host: name, state, system call and stack of each.
@@ -190,12 +226,15 @@ fn describe_vms(status: &Value) -> String {
 }
 
 /// The vCPU threads in each round: state, ticks in user and kernel mode, and where they wait.
-fn describe_vcpus(threads: &str) -> String {
+fn describe_vcpus(host: usize, threads: &str) -> String {
     let vcpus = threads.lines().filter_map(|line| {
         let thread = line.strip_prefix("= ")?;
         thread.starts_with("vcpu").then_some(thread)
     });
-    vcpus.fold(String::new(), |text, vcpu| text + "\n  thread " + vcpu)
+    vcpus.fold(String::new(), |mut text, vcpu| {
+        let _ = write!(text, "\n  host {host}: thread {vcpu}");
+        text
+    })
 }
 
 fn describe_heartbeat(host: usize, silence: Silence) -> String {
@@ -232,7 +271,7 @@ fn stall_is_examined(context: &Context<'_>) -> Result {
         BOOTED,
         "VM \"stalls\" \"running\": faults 0 remote",
         "reason hlt",
-        "thread vcpu0 S ",
+        "host 1: thread vcpu0 S ",
         "kvm_vcpu_block",
         "host 1: last heartbeat ",
         "host 2: last heartbeat ",
@@ -273,8 +312,8 @@ mod tests {
         let threads = "== round 1\n= vcpu0 R 1 2 0\n== round 2\n= ssi-hv S 0 0 ep_poll\n0x1\n\
             = vcpu0 S 1 9 kvm_vcpu_block\n[<0>] kvm_vcpu_block\n";
         assert_eq!(
-            describe_vcpus(threads),
-            "\n  thread vcpu0 R 1 2 0\n  thread vcpu0 S 1 9 kvm_vcpu_block"
+            describe_vcpus(2, threads),
+            "\n  host 2: thread vcpu0 R 1 2 0\n  host 2: thread vcpu0 S 1 9 kvm_vcpu_block"
         );
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::{CLOUD, DEADLINE, Layout, QUIET, TWO, end, said};
-use crate::e2e::guest::{Finished, faultprobes};
+use crate::e2e::guest::{Finished, faultprobes, reach_end};
 use crate::e2e::{Context, Result, Verdict};
 
 /// The hosts lend just what the guest can have.
@@ -71,7 +71,7 @@ pub(super) fn grows(context: &Context<'_>) -> Result {
             changes.push(plug(context, "0").with_context(|| said(&process, &nodes))?);
         }
     }
-    let output = process.wait(DEADLINE);
+    let output = reach_end(context, &process, DEADLINE);
     let output = output.with_context(|| said(&process, &nodes))?;
     let guest = Finished::read(context, output)?;
     GROWS.check(&guest)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::{CLOUD, DEADLINE, QUIET, SUM, TWO, end, has_summed, said};
-use crate::e2e::guest::{Finished, SHORT, exit};
+use crate::e2e::guest::{Finished, SHORT, exit, reach_end};
 use crate::e2e::{Context, Result, Verdict};
 use crate::moves;
 
@@ -18,7 +18,7 @@ pub(super) fn twenty_boots(context: &Context<'_>) -> Result {
     for boot in 1..=BOOTS {
         let started = Instant::now();
         let process = TWO.guest(CLOUD, SUM).start(context)?;
-        let ended = process.wait(DEADLINE).map_err(anyhow::Error::from);
+        let ended = reach_end(context, &process, DEADLINE);
         let checked = ended.and_then(|output| {
             let guest = Finished::read(context, output)?;
             has_summed(&guest)?;
@@ -82,7 +82,7 @@ pub(super) fn moves(context: &Context<'_>, often: &Often) -> Result {
         }
     }
     let time = started.elapsed().as_secs_f64();
-    let output = process.wait(DEADLINE);
+    let output = reach_end(context, &process, DEADLINE);
     let output = output.with_context(|| said(&process, &nodes))?;
     let guest = Finished::read(context, output)?;
     guest.expect_exit(exit::SHUTDOWN)?;
