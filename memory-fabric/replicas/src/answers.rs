@@ -65,6 +65,7 @@ impl ReplicatedTransport {
             repairs,
             stripes,
             set,
+            unposted,
             ..
         } = self;
         let id = u8::try_from(donor).expect("at most 64 donors");
@@ -101,6 +102,21 @@ impl ReplicatedTransport {
             } = *operation;
             let (work, offset) = (operation.work, operation.offset);
             let is_done = match answer {
+                Answer::Page(bytes)
+                    if operation.unsure != 0 && !repairs.opens(set, offset, bytes) =>
+                {
+                    let is_unsure = operation.unsure & this != 0;
+                    if is_unsure || waits_for != 0 {
+                        traffic.fetched(donor, 1);
+                    }
+                    if is_unsure && waits_for == 0 {
+                        // The valid copy decides what follows.
+                        unposted.push_back(u32::try_from(index).expect("a few operations"));
+                    } else if waits_for == 0 {
+                        complete(Completion::ReadFrom(donor, ticket, bytes));
+                    }
+                    !is_unsure && waits_for == 0
+                }
                 Answer::Page(bytes) => {
                     complete(Completion::ReadFrom(donor, ticket, bytes));
                     true

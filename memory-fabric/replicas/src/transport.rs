@@ -82,6 +82,11 @@ pub(crate) struct Operation {
     pub since: Instant,
     /// Whether a read was posted to both copies, or a write is confirmed by one.
     pub is_half_done: bool,
+    /// Whether a copy may be asked that is [not valid](sources): a page that came from a valid one did
+    /// not open.
+    pub may_ask_unsure: bool,
+    /// The donor that was asked for such a copy, a bit.
+    pub unsure: u64,
 }
 
 impl Operation {
@@ -108,7 +113,7 @@ pub struct ReplicatedTransport {
     /// Number of `operations` in use.
     pub(crate) outstanding: usize,
     /// Reads whose donor went out, and that found no room on another connection yet.
-    unposted: VecDeque<u32>,
+    pub(crate) unposted: VecDeque<u32>,
     /// Changes of the donors that were processed.
     changes: u32,
     /// Number of operations begun so far.
@@ -191,6 +196,8 @@ impl ReplicatedTransport {
             waits_for: 0,
             since: Instant::now(),
             is_half_done: false,
+            may_ask_unsure: false,
+            unsure: 0,
         });
         Ok(index)
     }
@@ -222,6 +229,12 @@ impl ReplicatedTransport {
         let Work::Read { run } = work else {
             unreachable!("only reads are posted to one copy");
         };
+        if self.operation(index).may_ask_unsure {
+            self.operation(index).may_ask_unsure = false;
+            if let Some(posted) = self.post_to_unsure(index) {
+                return posted;
+            }
+        }
         let (block, in_block) = split(offset);
         let pages = run.unwrap_or(1);
         for place in self

@@ -8,6 +8,12 @@ use fabric_pages::page::PageBytes;
 use std::cell::Cell;
 
 impl Repairs {
+    /// Returns whether nothing is known that says that a page, which is not written meanwhile, is wrong.
+    pub fn opens(&mut self, set: &ReplicaSet, offset: u64, page: &PageBytes) -> bool {
+        self.checked.copy_from_slice(page);
+        set.is_genuine(offset, &mut self.checked) != Some(false)
+    }
+
     /// Takes a page of a copy, or a piece of it, from a donor.
     pub fn read(&mut self, set: &ReplicaSet, page: u32, donor: usize, bytes: &[u8]) {
         match self.layout {

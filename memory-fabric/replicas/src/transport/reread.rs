@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 pub(crate) const REREAD_WAIT: Duration = Duration::from_millis(50);
 
 impl ReplicatedTransport {
-    /// Posts a read that asks for all pieces; one of copies is like any other.
+    /// Posts a read that asks for all pieces; one of copies asks one that is not valid as well, where it
+    /// is for a single page that can be checked.
     pub(super) fn post_any_reread(
         &mut self,
         ticket: Ticket,
@@ -27,6 +28,7 @@ impl ReplicatedTransport {
     ) -> Result<(), Full> {
         let work = Work::Read { run };
         let index = self.begin(ticket, work, offset)?;
+        self.operation(index).may_ask_unsure = run.is_none() && self.set.has_check();
         if let Some(stripes) = &mut self.stripes {
             stripes.begin(index, true);
             let first = stripes.take_recent(offset, run);
@@ -97,9 +99,9 @@ impl ReplicatedTransport {
             };
             let found = read.gather.search(layout, &mut stripes.trial, &is_genuine);
             if let Some(wrong) = found {
-                let donors = read.donors;
+                let (donors, unsure) = (read.donors, read.unsure);
                 let of = |bits: u16| (0..layout.pieces()).filter(move |at| bits >> at & 1 == 1);
-                for at in of(wrong.pieces) {
+                for at in of(wrong.pieces & !unsure) {
                     let page = offset + (wrong.pages[at] * PAGE_SIZE) as u64;
                     set.note_wrong(donors[at], page);
                 }
@@ -120,10 +122,8 @@ impl ReplicatedTransport {
                 return;
             }
         }
-        if waits_for != 0 {
-            return;
-        }
-        // Those whose donors had no room, or were out. Without room it is tried again.
+        // Those whose donors had no room, or were out, and those that may have missed write-backs.
+        // Without room it is tried again.
         let _ = self.post_to_pieces(index);
         if self.operation(index).waits_for == 0 && !self.can_ask_more(index) {
             // Too few pieces are right. The caller decides what follows.
@@ -139,22 +139,28 @@ impl ReplicatedTransport {
     fn can_ask_more(&mut self, index: u32) -> bool {
         let Operation { offset, work, .. } = *self.operation(index);
         let (block, in_block) = split(offset);
-        let pages = match work {
-            Work::Read { run: Some(pages) } => pages,
-            _ => 1,
+        let run = match work {
+            Work::Read { run } => run,
+            _ => None,
         };
         let Some(stripes) = &self.stripes else {
             return false;
         };
-        let arrived = stripes.reads[index as usize].gather.arrived();
+        let read = &stripes.reads[index as usize];
+        let (arrived, asks_unsure) = (read.gather.arrived(), read.asks_unsure(run));
         let copies = self.set.copies();
         let mut left = (0..stripes.layout.pieces()).filter(|at| arrived >> at & 1 == 0);
-        let first = page_in(in_block);
+        let (first, pages) = (page_in(in_block), run.unwrap_or(1));
         let has_gap = copies.has_gap(block, first, pages);
         left.any(|at| {
             let source = copies.source_at(block, at, first, pages);
             source.is_some_and(|(place, has)| {
-                (has_gap || has == Has::All) && !self.members[usize::from(place.donor)].out
+                let is_asked = match has {
+                    Has::All => true,
+                    Has::Perhaps => has_gap || asks_unsure,
+                    Has::NotAll => has_gap,
+                };
+                is_asked && !self.members[usize::from(place.donor)].out
             })
         })
     }

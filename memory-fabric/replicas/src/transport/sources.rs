@@ -1,7 +1,12 @@
 //! Which copies are asked for pages.
+//!
+//! A copy that is not valid may have missed write-backs, which only the check of a page shows. It is
+//! asked for a single page that the valid ones lack, or whose only valid copy did not open.
 
-use super::{Place, ReplicatedTransport};
+use super::{Operation, Place, ReplicatedTransport, bit, offset_at, page_in, split};
 use crate::copies::Has;
+use crate::member::Purpose;
+use fabric_transport::Full;
 
 impl ReplicatedTransport {
     /// Returns the places to read pages of a block from, the better one first.
@@ -37,5 +42,39 @@ impl ReplicatedTransport {
             (Some(primary), Some(other)) if other * 2 < primary => [places[1], places[0]],
             _ => places,
         }
+    }
+
+    /// Posts the reread of a single page to a copy that is not valid, where only one other copy is: what
+    /// came from that one did not open, and its next answer decides whether the page is lost. So the copy
+    /// that may have missed write-backs is asked before it. `None` without such a copy.
+    ///
+    /// # Errors
+    ///
+    /// When its donor has no room.
+    pub(super) fn post_to_unsure(&mut self, index: u32) -> Option<Result<(), Full>> {
+        let Operation { offset, .. } = *self.operation(index);
+        let (block, in_block) = split(offset);
+        let copies = self.set.copies();
+        let all = [0, 1].map(|at| copies.source_at(block, at, page_in(in_block), 1));
+        let place = match all {
+            [Some((_, Has::All)), Some((place, Has::Perhaps))]
+            | [Some((place, Has::Perhaps)), Some((_, Has::All))] => place,
+            _ => return None,
+        };
+        let member = &mut self.members[usize::from(place.donor)];
+        if member.out {
+            return None;
+        }
+        let posted = member.read(
+            Purpose::Operation(index),
+            offset_at(place, in_block, 1),
+            None,
+        );
+        if posted.is_ok() {
+            let operation = self.operation(index);
+            operation.unsure = bit(place.donor);
+            operation.waits_for |= operation.unsure;
+        }
+        Some(posted)
     }
 }

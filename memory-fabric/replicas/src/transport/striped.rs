@@ -34,6 +34,8 @@ pub(super) struct Read {
     pub tried: u16,
     /// The pieces that are asked for and have not arrived, a bit each.
     asked: u16,
+    /// The pieces that were asked for although they may have missed write-backs, a bit each.
+    pub unsure: u16,
     /// For each piece that was asked for, the donor.
     pub donors: [u8; PIECES_MAX],
 }
@@ -97,7 +99,7 @@ impl Stripes {
         let read = &mut self.reads[index];
         read.gather.clear();
         read.first = None;
-        (read.asked, read.tried) = (0, 0);
+        (read.asked, read.tried, read.unsure) = (0, 0, 0);
         read.is_reread = is_reread;
     }
 
@@ -163,6 +165,12 @@ impl Read {
         (0..PIECES_MAX).find(|&at| self.asked >> at & 1 == 1 && self.donors[at] == donor)
     }
 
+    /// Returns whether pieces are asked for that may have missed write-backs: those of a single page that
+    /// was tried with the others.
+    pub fn asks_unsure(&self, run: Option<u32>) -> bool {
+        self.is_reread && run.is_none() && self.tried != 0
+    }
+
     /// Returns how many pieces are there or asked for.
     pub fn pieces(&self) -> usize {
         (self.asked | self.gather.arrived()).count_ones() as usize
@@ -190,13 +198,14 @@ impl ReplicatedTransport {
             0 => layout.parity(),
             missing => missing,
         };
-        let mut found: [Option<(usize, Place)>; PIECES_MAX] = [None; PIECES_MAX];
+        let mut found: [Option<(usize, Place, Has)>; PIECES_MAX] = [None; PIECES_MAX];
         let mut count = 0;
         let copies = self.set.copies();
         let (first, pages) = (page_in(in_block), run.unwrap_or(1));
         // Those that lack a page come last. Those that may have missed it are asked only then.
         let passes = match copies.has_gap(block, first, pages) {
             true => &[Has::All, Has::Perhaps, Has::NotAll][..],
+            false if read.asks_unsure(run) => &[Has::All, Has::Perhaps],
             false => &[Has::All],
         };
         for (pass, at) in passes
@@ -211,7 +220,7 @@ impl ReplicatedTransport {
             };
             let member = &self.members[usize::from(place.donor)];
             if has == pass && !member.out && member.has_room() {
-                found[count] = Some((at, place));
+                found[count] = Some((at, place, has));
                 count += 1;
             }
         }
@@ -221,13 +230,14 @@ impl ReplicatedTransport {
         }
         let bytes = run.unwrap_or(1) as usize * layout.unit();
         let mut waits_for = 0;
-        for (at, place) in found.into_iter().flatten() {
+        for (at, place, has) in found.into_iter().flatten() {
             let member = &mut self.members[usize::from(place.donor)];
             let offset = offset_at(place, in_block, layout.data());
             let posted = member.read_pieces(Purpose::Operation(index), offset, bytes);
             posted.expect("room was seen");
             read.asked |= 1 << at;
             read.donors[at] = place.donor;
+            read.unsure |= u16::from(has == Has::Perhaps) << at;
             waits_for |= bit(place.donor);
         }
         let is_short = read.pieces() < layout.data();

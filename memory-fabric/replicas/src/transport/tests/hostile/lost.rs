@@ -393,3 +393,101 @@ fn a_donor_is_not_blamed_for_pages_that_it_may_have_missed() {
     set.note_wrong(0, 7 * PAGE);
     assert_eq!(set.wrong_pieces.get(), 1);
 }
+
+/// Returns whether a page is right when it is read again, and which donor sent it.
+fn reread(vm: &mut Vm, offset: u64) -> (bool, usize) {
+    vm.reader
+        .post_reread(Ticket(7), offset, None)
+        .expect("room");
+    let (mut found, mut bytes) = (None, Vec::new());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while found.is_none() {
+        assert!(Instant::now() < deadline, "nothing is read");
+        vm.reader.poll(&mut |completion| match completion {
+            Completion::ReadFrom(donor, Ticket(7), page) => {
+                assert_eq!(found.replace(donor), None, "it completes once");
+                bytes = page.to_vec();
+            }
+            other => panic!("unexpected {other:?}"),
+        });
+    }
+    (vm.is_genuine(offset, &bytes), found.expect("it was read"))
+}
+
+/// Two donors, of which the second one is back: it missed a write-back of page 7, and its copy is
+/// not filled yet.
+fn with_one_back() -> Vm {
+    let vm = with_one_out();
+    vm.bed.restore(1);
+    vm.bed.set.up(1);
+    assert!(vm.bed.set.copies().readmit(1));
+    vm
+}
+
+#[test]
+fn a_page_whose_only_valid_copy_is_wrong_is_read_from_one_that_is_not_filled_yet() {
+    let mut vm = with_one_back();
+    vm.forge(0, FLIPPED_BIT);
+    for page in 0..7 {
+        assert!(vm.read(page * PAGE, None), "page {page}");
+        assert_eq!(reread(&mut vm, page * PAGE), (true, 1));
+    }
+    // This one is old there: it is never used, and the valid copy decides what follows.
+    assert_eq!(reread(&mut vm, 7 * PAGE), (false, 0));
+    assert_eq!(vm.events(), (vec![], vec![1]), "no donor is blamed");
+    trust(&vm, 0);
+    assert_eq!(reread(&mut vm, 7 * PAGE), (true, 0));
+    assert_eq!((vm.reader.outstanding, vm.reader.in_flight()), (0, 0));
+}
+
+#[test]
+fn a_copy_that_is_not_filled_and_is_silent_delays_a_page_and_loses_none() {
+    let mut vm = with_one_back();
+    vm.bed.cut(1);
+    // The bit flipped on its way: the valid copy is asked as well.
+    assert_eq!(reread(&mut vm, 3 * PAGE), (true, 0));
+    // It is wrong, and the other one is waited for.
+    vm.forge(0, FLIPPED_BIT);
+    vm.reader
+        .post_reread(Ticket(7), 4 * PAGE, None)
+        .expect("room");
+    let until = Instant::now() + 2 * READ_STALL;
+    while Instant::now() < until {
+        vm.reader.poll(&mut |completion| panic!("{completion:?}"));
+    }
+    assert!(vm.forged(0) > 0, "it was asked");
+    vm.bed.restore(1);
+    let bytes = vm.answer();
+    assert!(vm.is_genuine(4 * PAGE, &bytes));
+    // It goes out.
+    vm.bed.cut(1);
+    vm.reader
+        .post_reread(Ticket(7), 5 * PAGE, None)
+        .expect("room");
+    vm.reader.poll(&mut |completion| panic!("{completion:?}"));
+    assert!(!vm.bed.set.down(1, "cut"));
+    let bytes = vm.answer();
+    assert!(!vm.is_genuine(5 * PAGE, &bytes));
+    assert_eq!(vm.reader.outstanding, 0);
+}
+
+#[test]
+fn a_page_of_a_stripe_with_too_few_right_pieces_is_tried_with_those_that_are_not_filled() {
+    let mut vm = Vm::new("2+1", &[1; 3], 1);
+    (0..8).for_each(|page| vm.write(page * PAGE));
+    let set = Arc::clone(&vm.bed.set);
+    let donors: Vec<_> = set.copies().all(0).map(|copy| copy.place.donor).collect();
+    let back = donors[0];
+    vm.bed.cut(back.into());
+    assert!(!set.down(back.into(), "cut"));
+    vm.write(7 * PAGE);
+    vm.bed.restore(back.into());
+    set.up(back.into());
+    assert!(set.copies().readmit(back));
+    vm.forge(donors[1].into(), FLIPPED_BIT);
+    assert!((0..7).all(|page| vm.read(page * PAGE, None)));
+    assert!(!vm.read(7 * PAGE, None), "its piece is old");
+    let (reported, _) = vm.events();
+    assert_eq!(reported, [usize::from(donors[1])]);
+    assert_eq!((vm.reader.outstanding, vm.reader.in_flight()), (0, 0));
+}
