@@ -314,6 +314,31 @@ fn a_drained_donor_that_dies_halfway_is_lost_and_one_that_has_left_is_not_missed
 }
 
 #[test]
+fn a_donor_that_has_joined_and_holds_nothing_just_leaves() {
+    let (first, second, new) = (donor(GUEST), donor(GUEST), donor(2 * MIB));
+    let mut config = between(TransportKind::Tcp, &[&first, &second]);
+    let donors = config.donors.iter_mut();
+    donors.for_each(|one| one.bytes = Some(GUEST));
+    let running = start(&config);
+    let (drains, view) = (drains(&running), running.fabric.view().clone());
+    // Its share is less than a block; twice, since its place is free again.
+    for _ in 0..2 {
+        let begun = drains.rebalance(&[at(new.address())]).expect("it joins");
+        assert_eq!(begun.bytes, 0);
+        wait_until("nothing moves", || {
+            view.rebalance().is_some_and(|last| last.is_over())
+        });
+        assert_eq!(new.pool().leases(), 1);
+        let joined = view.nodes()[3].id;
+        let drained = drains.drain(joined, &[]).expect("it can leave");
+        assert_eq!((drained.node, drained.bytes), (joined, 0));
+        assert_eq!(wait_for_end(&running).state, DrainState::Done);
+        assert_eq!(new.pool().leases(), 0);
+    }
+    running.fabric.shutdown();
+}
+
+#[test]
 fn what_cannot_be_drained_is_refused() {
     let (first, second) = (donor(GUEST), donor(GUEST));
     let mut config = between(TransportKind::Tcp, &[&first, &second]);

@@ -4,7 +4,7 @@
 use fabric_homes::{BLOCK_BYTES, BLOCK_PAGES, NodeId};
 use fabric_test_support::*;
 use memory_fabric::fabric::{
-    DonorAddress, FabricConfig, FabricEvent, Hotplug, HotplugError, PlugError,
+    DonorAddress, DrainError, FabricConfig, FabricEvent, Hotplug, HotplugError, PlugError,
 };
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use std::net::SocketAddr;
@@ -182,6 +182,20 @@ fn a_donor_joins_gets_pages_and_leaves() {
     for donor in [&first, &second, &third] {
         wait_until("all leases have ended", || donor.pool().leases() == 0);
     }
+}
+
+#[test]
+fn a_donor_whose_memory_is_not_plugged_yet_is_not_drained() {
+    let (first, second) = (donor(GUEST), donor(16 * MIB));
+    let running = start(&growing(LOCAL, &[first.address()]));
+    hotplug(&running)
+        .request(4 * BLOCK_BYTES, at(second.address()))
+        .expect("it joins");
+    let joined = running.fabric.nodes()[2].id;
+    let drains = running.fabric.drains().expect("donors");
+    let refused = drains.drain(joined, &[]).expect_err("it is to be used");
+    assert!(matches!(refused, DrainError::Empty(_)), "{refused}");
+    assert_eq!(second.pool().leases(), 1);
 }
 
 #[test]

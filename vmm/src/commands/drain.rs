@@ -76,6 +76,9 @@ fn state_of(drain: &DrainUsed) -> String {
     let size = ByteSize::from_bytes;
     let (node, all, moved) = (drain.node, size(drain.bytes), size(drain.moved_bytes));
     match (drain.state, &drain.error) {
+        (DrainState::Done, _) if drain.bytes == 0 => {
+            format!("node {node} has left: it held no memory of this VM")
+        }
         (DrainState::Done, _) => {
             format!("node {node} has left: its {all} are on other donors")
         }
@@ -117,7 +120,14 @@ mod tests {
             moving.said()
         );
         let done = body(DrainState::Done, None);
-        assert!(!done.is_under_way() && done.said().contains("has left"));
+        assert!(!done.is_under_way() && done.said().contains("has left: its 64 MiB"));
+        let mut empty = done.clone();
+        empty.drain.iter_mut().for_each(|drain| drain.bytes = 0);
+        assert!(
+            empty.said().contains("it held no memory"),
+            "{}",
+            empty.said()
+        );
         let failed = body(DrainState::Failed, Some("a donor was lost"));
         assert!(!failed.is_under_way());
         assert_eq!(failed.failure(), Some("a donor was lost"));

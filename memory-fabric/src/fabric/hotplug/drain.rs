@@ -29,8 +29,11 @@ pub enum DrainError {
     /// The node does not lend.
     #[error("{0} is no donor of this VM, or has left")]
     NoDonor(NodeId),
-    /// Nothing of the initial memory has its home there.
-    #[error("no memory of the guest's start is on {0}")]
+    /// It lends for memory that is added, of which nothing has its home there.
+    #[error(
+        "{0} lends for memory that is added by hot-plug, and nothing of that is there: it leaves when \
+         less is requested (`ssi-hv hotplug VM --memory SIZE`)"
+    )]
     Empty(NodeId),
     /// Blocks of added memory have their home there.
     #[error(
@@ -172,7 +175,8 @@ impl Inner {
             return Err(DrainError::Added { node, bytes });
         }
         let blocks = homes.ram_blocks_at(node).count();
-        if blocks == 0 {
+        // Without blocks it just leaves, unless memory that was asked for is to be there.
+        if blocks == 0 && state.pools.used_of(node).is_some() {
             return Err(DrainError::Empty(node));
         }
         state.joining = true;
