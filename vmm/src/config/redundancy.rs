@@ -8,6 +8,9 @@ use super::redundancy_error::RedundancyError;
 use super::settings::RunSettings;
 use super::validation::{ValidationError, check_range};
 
+/// How `run` is given more donors.
+const MORE_DONORS: &str = "add --donor";
+
 impl RunSettings {
     /// Returns what makes up for the loss of a donor, if the settings agree with that.
     pub(super) fn checked_redundancy(&self) -> Result<Redundancy, ValidationError> {
@@ -47,7 +50,11 @@ impl RunSettings {
     fn check_copies(&self) -> Result<(), RedundancyError> {
         let (replicas, count) = (self.replicas, self.donors.len());
         if count < replicas as usize {
-            return Err(RedundancyError::TooFewForReplicas { replicas, count });
+            return Err(RedundancyError::TooFewForReplicas {
+                replicas,
+                count,
+                more: MORE_DONORS,
+            });
         }
         let given = [
             (self.hotplug_memory.is_some(), "--hotplug-memory"),
@@ -90,6 +97,7 @@ impl RunSettings {
                 layout,
                 pieces,
                 count,
+                more: MORE_DONORS,
             });
         }
         Ok(())
@@ -131,7 +139,7 @@ mod tests {
         let error = settings(5).checked_redundancy().expect_err("too few");
         let text = error.to_string();
         assert!(
-            text.contains("4+2 needs 6 donors") && text.contains("given is 5"),
+            text.contains("4+2 needs 6 donors") && text.contains("given is 5; add --donor, or"),
             "{text}"
         );
     }

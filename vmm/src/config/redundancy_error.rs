@@ -11,17 +11,19 @@ use crate::size::ByteSize;
 pub enum RedundancyError {
     /// Copies on different donors need as many donors.
     #[error(
-        "--replicas {replicas} needs {replicas} donors, each for one copy of a page; the number given is {count}; add --donor, or remove --replicas"
+        "--replicas {replicas} needs {replicas} donors, each for one copy of a page; the number given is {count}; {more}, or remove --replicas"
     )]
     TooFewForReplicas {
         /// Number of copies.
         replicas: u32,
         /// Number of donors.
         count: usize,
+        /// How the command is given more.
+        more: &'static str,
     },
     /// Pieces on different donors need as many donors.
     #[error(
-        "--redundancy {layout} needs {pieces} donors, each for one piece of a page; the number given is {count}; add --donor, or use fewer pieces"
+        "--redundancy {layout} needs {pieces} donors, each for one piece of a page; the number given is {count}; {more}, or use fewer pieces"
     )]
     TooFewForStripes {
         /// The stripes.
@@ -30,6 +32,8 @@ pub enum RedundancyError {
         pieces: usize,
         /// Number of donors.
         count: usize,
+        /// How the command is given more.
+        more: &'static str,
     },
     /// Two kinds at once.
     #[error("--redundancy {0} and --replicas {1} exclude each other; remove one of them")]

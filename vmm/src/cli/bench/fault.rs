@@ -189,16 +189,21 @@ impl BenchFaultConfig {
         }
         check_range("--donors", self.donor_count(), 1, BENCH_DONORS_MAX)?;
         let count = self.donor_count() as usize;
+        let more = "raise --donors";
         match layout {
             Some(layout) if count < layout.pieces() => Err(RedundancyError::TooFewForStripes {
                 layout,
                 pieces: layout.pieces(),
                 count,
+                more,
             }
             .into()),
-            None if count < replicas as usize => {
-                Err(RedundancyError::TooFewForReplicas { replicas, count }.into())
+            None if count < replicas as usize => Err(RedundancyError::TooFewForReplicas {
+                replicas,
+                count,
+                more,
             }
+            .into()),
             _ => Ok(()),
         }
     }
@@ -246,8 +251,9 @@ mod tests {
         for (arguments, part) in [
             ("--replicas 3", "--replicas 3 is outside 1 to 2"),
             ("--replicas 2 --redundancy 2+1", "exclude each other"),
-            ("--replicas 2 --donors 1", "the number given is 1"),
+            ("--replicas 2 --donors 1", "given is 1; raise --donors, or"),
             ("--redundancy 4+2 --donors 5", "4+2 needs 6 donors"),
+            ("--redundancy 4+2 --donors 5", "given is 5; raise --donors"),
             ("--redundancy 4+2 --compression on", "--compression on"),
             ("--replicas 2 --tls", "remove --tls"),
             ("--redundancy 2+1 --seal --compression off", "remove --seal"),
