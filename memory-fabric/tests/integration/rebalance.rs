@@ -205,6 +205,13 @@ fn a_donor_that_lends_nothing_is_named() {
         let nobody = joins("127.0.0.1:9".parse().expect("an address"), None);
         let refused = drains.rebalance(&[nobody]).expect_err("nobody is there");
         assert!(refused.to_string().contains("127.0.0.1:9"), "{refused}");
+        // With less than is said, another boot of the guest would not have it.
+        let small = donor(8 * MIB);
+        let mut named = joins(small.address(), None);
+        named.bytes = Some(10 * MIB);
+        let refused = drains.rebalance(&[named.clone()]).expect_err("too little");
+        assert!(refused.to_string().contains("8388608"), "{refused}");
+        assert_eq!(small.pool().leases(), 0);
         // As it is, each has its share.
         assert_eq!(drains.rebalance(&[]).expect("nothing to do").bytes, 0);
         fabric.fabric.shutdown();

@@ -108,7 +108,7 @@ pub struct RebalanceConfig {
     pub vm: String,
 
     /// A donor that joins first, HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]; may be
-    /// repeated. Without memory=, it is asked for as much as the largest donor lends
+    /// repeated. Without memory=, it lends as much as the largest donor, or less
     #[arg(long, value_name = "DONOR", conflicts_with = "stop")]
     pub add: Vec<Donor>,
 

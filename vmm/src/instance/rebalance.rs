@@ -1,6 +1,7 @@
 //! Memory that moves to donors with less than their share.
 
 use crossbeam_channel::bounded;
+use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, RebalanceState, RebalanceSummary};
 
 use super::drains::{PREPARE_TIME_MAX, VmDrains, newcomers, refusal};
@@ -24,6 +25,7 @@ impl VmDrains {
     /// Has donors join and moves memory until each donor has its share, and waits up to a limit until
     /// it moves. Without donors that join, one that is in progress goes on.
     pub fn rebalance(&self, new: Vec<DonorAddress>) -> Result<(), Refusal> {
+        let new = in_blocks(new);
         let is_moving = self.view().rebalance().is_some_and(|last| !last.is_over());
         if is_moving && new.is_empty() {
             return Ok(());
@@ -79,6 +81,15 @@ impl VmDrains {
     }
 }
 
+/// Returns donors that are asked for whole blocks, which they lend: another boot of the guest asks for
+/// what they are named with.
+fn in_blocks(mut new: Vec<DonorAddress>) -> Vec<DonorAddress> {
+    for bytes in new.iter_mut().filter_map(|donor| donor.bytes.as_mut()) {
+        *bytes = (*bytes / BLOCK_BYTES).max(1) * BLOCK_BYTES;
+    }
+    new
+}
+
 /// Returns what is said of the end of a rebalancing: an error if it failed.
 pub fn end_of(state: &RebalanceState) -> Result<String, String> {
     match state {
@@ -103,5 +114,26 @@ pub fn rebalanced(last: &RebalanceSummary) -> RebalanceUsed {
         bytes: last.bytes,
         moved_bytes: last.moved_bytes,
         error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_donor_is_asked_again_for_the_whole_blocks_that_it_lent() {
+        const MIB: u64 = 1 << 20;
+        let named = |bytes: Option<u64>| DonorAddress {
+            address: ([10, 0, 0, 1], 7000).into(),
+            name: None,
+            fingerprint: None,
+            zone: None,
+            bytes,
+        };
+        for (asked, lent) in [(1, 2), (2, 2), (5, 4), (64, 64)] {
+            let new = in_blocks(vec![named(Some(asked * MIB)), named(None)]);
+            assert_eq!(new, [named(Some(lent * MIB)), named(None)]);
+        }
     }
 }

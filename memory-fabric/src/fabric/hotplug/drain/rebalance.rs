@@ -144,7 +144,8 @@ impl Inner {
         self.join_leased(set, &new, leases, &found)
     }
 
-    /// Leases from new donors, from each as much as it is named with, or as the VM's largest lends.
+    /// Leases from new donors, from each as much as it is named with, or as the VM's largest lends, or
+    /// less than that.
     pub(super) fn lease_for_share(
         &self,
         new: &[DonorAddress],
@@ -155,7 +156,9 @@ impl Inner {
             let named = donor.bytes.map(|bytes| bytes / BLOCK_BYTES);
             let named = named.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
             let wanted = named.or(most).unwrap_or(1).max(1);
-            self.lease_more(donor, wanted, &mut leases, &mut found);
+            // As at the start: another boot of the guest asks for as much.
+            let or_less = named.is_none();
+            self.lease_blocks(donor, wanted, or_less, &mut leases, &mut found);
         }
         if leases.is_empty() && !new.is_empty() {
             return Err(DrainError::NothingLent(found.texts.join("; ")));

@@ -136,13 +136,25 @@ impl Inner {
         leases: &mut Vec<(usize, Leased)>,
         found: &mut Found,
     ) {
+        self.lease_blocks(donor, blocks, true, leases, found);
+    }
+
+    /// Leases so many blocks from a donor, or with `or_less` what it has of them.
+    pub(super) fn lease_blocks(
+        &self,
+        donor: &DonorAddress,
+        blocks: u32,
+        or_less: bool,
+        leases: &mut Vec<(usize, Leased)>,
+        found: &mut Found,
+    ) {
         let who = donor.address.to_string();
         let Some(place) = self.free_place(donor.address, leases) else {
             let text = format!("{who}: as many donors have joined as can");
             found.texts.push(text);
             return;
         };
-        match self.lease(place, donor, u64::from(blocks) * BLOCK_BYTES, true) {
+        match self.lease(place, donor, u64::from(blocks) * BLOCK_BYTES, or_less) {
             Ok(leased) => {
                 let lent = u32::try_from(leased.grant().bytes / BLOCK_BYTES);
                 found.add(&who, lent.unwrap_or(u32::MAX).min(blocks));
