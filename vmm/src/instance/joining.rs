@@ -3,22 +3,26 @@
 //!
 //! Copies on a lost donor have no place if no other one has room. Nodes join for them once copies lack
 //! for longer than `--donor-grace`. Copies on a donor that is out of use, and may return, have a place:
-//! no node joins for them. A node that was lost may join again, with new memory, but not one that sent
-//! wrong pieces of pages.
+//! no node joins for them. A node that was lost may join again, with new memory, after a rest if it was
+//! lost again and again, but not one that sent wrong pieces of pages.
 
-use std::collections::HashMap;
+mod losses;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use memory_fabric::NodeId;
 use memory_fabric::fabric::{DonorAddress, DrainError, HotplugError};
 use memory_fabric::view::ReplicaSummary;
 
 use super::drains::{VmDrains, connected};
 use crate::failure::{Seldom, describe};
 use crate::membership::Members;
+use losses::Losses;
 
 /// Interval between looks at the counters.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -176,6 +180,22 @@ impl VmDrains {
         Ok(bytes)
     }
 
+    /// Returns the donors that are lost.
+    fn lost(&self, copies: &ReplicaSummary) -> HashSet<(NodeId, SocketAddr)> {
+        let lenders = self.lenders().into_iter();
+        let lost = lenders.filter(|lender| copies.lost.contains(&lender.node));
+        lost.filter_map(|lender| Some((lender.node, lender.address?)))
+            .collect()
+    }
+
+    /// Excludes those that sent wrong pieces of pages from the nodes that may join.
+    fn distrust(&self, members: &Members) -> BTreeSet<SocketAddr> {
+        let distrusted = self.fabric().distrusted();
+        let named = self.lock().named.clone();
+        members.distrust(&distrusted, &named);
+        distrusted
+    }
+
     /// Returns the donors that are not lost, as they were named.
     fn used(&self) -> Vec<DonorAddress> {
         let lenders = self.not_lost();
@@ -201,13 +221,11 @@ impl VmDrains {
         let Some(members) = members else {
             return left;
         };
-        let distrusted = self.fabric().distrusted();
-        members.distrust(&distrusted);
-        if distrusted.is_empty() {
+        if self.distrust(members).is_empty() {
             return left;
         }
         let mut left = left.unwrap_or_else(|| self.lock().named.clone());
-        left.retain(|donor| !distrusted.contains(&donor.address));
+        left.retain(|donor| members.trusts(donor));
         Some(left)
     }
 }
@@ -228,11 +246,15 @@ pub fn start(drains: &VmDrains, members: &Arc<Members>, grace: Duration) -> io::
 /// Looks at the copies until the guest ends, which disconnects `ended`.
 fn watch(drains: &VmDrains, members: &Members, grace: Duration, ended: &Receiver<()>) {
     let (mut need, mut attempts) = (Need::default(), Attempts::new());
+    let mut losses = Losses::default();
     let warnings = Seldom::new(WARNING_INTERVAL);
     while ended.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
         let Some(copies) = drains.view().replicas() else {
             return;
         };
+        for lost in losses.look(drains.lost(&copies)) {
+            members.note_lost(lost);
+        }
         if copies.displaced_bytes == 0 {
             attempts.restart();
         }
@@ -245,7 +267,8 @@ fn watch(drains: &VmDrains, members: &Members, grace: Duration, ended: &Receiver
             return;
         }
         match joined {
-            Ok(()) => {
+            Ok(joined) => {
+                losses.forget(joined);
                 need = Need::default();
                 attempts.restart();
             }
@@ -263,16 +286,16 @@ fn watch(drains: &VmDrains, members: &Members, grace: Duration, ended: &Receiver
     }
 }
 
-/// Lets the first node join that lends.
+/// Lets the first node join that lends. Returns its address.
 fn join_one(
     drains: &VmDrains,
     members: &Members,
     attempts: &mut Attempts,
-) -> Result<(), NotJoined> {
-    let mut last = NotJoined::Refused("no other one has room".to_owned());
+) -> Result<SocketAddr, NotJoined> {
+    let mut last = NotJoined::Refused("no other one that may be asked has room".to_owned());
     let used = drains.used();
     // After that: one that went out in between is in one of both.
-    members.distrust(&drains.fabric().distrusted());
+    drains.distrust(members);
     let spares = members.spares(&used, drains.fabric().spare_bytes_min());
     for donor in attempts.chosen(spares) {
         if drains.has_ended() {
@@ -286,7 +309,7 @@ fn join_one(
                      have no room elsewhere",
                     bytes >> 20
                 );
-                return Ok(());
+                return Ok(address);
             }
             Err(busy @ NotJoined::Busy(_)) => return Err(busy),
             Err(refused) => {

@@ -1,6 +1,8 @@
 //! The nodes of an etcd as donors of a VM.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+mod join;
+
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock};
@@ -16,13 +18,13 @@ use ssi_hv_membership::{
 };
 
 use super::choose::{Candidate, Need, choose};
-use super::spares::{Distrusted, Known, Remembered, in_turn};
+use super::rests::Rests;
+use super::spares::{Distrusted, Known, Remembered};
 use crate::config::address::{Donor, HostPort};
 use crate::config::membership::MembershipError;
 use crate::config::{Protection, ResolvedDonor, RunSettings, ValidationError, resolved_donor};
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
-use crate::instance::donor_address;
 use crate::size::ByteSize;
 
 /// Deadline for the list of nodes, before the guest exists.
@@ -81,6 +83,8 @@ struct State {
     distrusted: Distrusted,
     /// Those that were chosen, or offered while the VM runs.
     known: Remembered,
+    /// Nodes that were lost again and again: they are not asked to join for a while.
+    rests: Rests,
     /// What donors of the VM had free before they lent: what they lent is free again at this start.
     own: BTreeMap<Name, u64>,
 }
@@ -142,6 +146,7 @@ impl Members {
             left_out: HashSet::new(),
             distrusted: Distrusted::default(),
             known: Remembered::new(),
+            rests: Rests::default(),
             own: BTreeMap::new(),
         };
         let members = Self {
@@ -172,23 +177,6 @@ impl Members {
         let mut state = lock(&self.state);
         state.left_out.clear();
         state.own.clear();
-    }
-
-    /// Excludes the nodes at these addresses, which sent wrong pieces of pages, for the life of the VM:
-    /// neither they join again, nor others with their names.
-    pub fn distrust(&self, addresses: &BTreeSet<SocketAddr>) {
-        let mut state = lock(&self.state);
-        let State {
-            distrusted, known, ..
-        } = &mut *state;
-        for address in addresses {
-            if distrusted.add(*address, known.get(address)) {
-                tracing::warn!(
-                    "the node at {address} is not used by this VM again: it sent wrong pieces of \
-                     pages"
-                );
-            }
-        }
     }
 
     /// Returns donors by a new list in place of those that the VM used, without one that did not lend: it
@@ -234,48 +222,6 @@ impl Members {
     #[must_use]
     pub fn now(&self) -> Option<Watched> {
         self.watch.get().map(Watch::now)
-    }
-
-    /// Returns the nodes that could join the VM now, of which it uses these, in the order in which they
-    /// are to be asked. Each has at least so much room.
-    #[must_use]
-    pub fn spares(&self, used: &[DonorAddress], least_bytes: u64) -> Vec<DonorAddress> {
-        let watched = self.now();
-        watched.map_or_else(Vec::new, |now| {
-            self.spares_of(&now.found, used, least_bytes)
-        })
-    }
-
-    fn spares_of(
-        &self,
-        found: &Found,
-        used: &[DonorAddress],
-        least_bytes: u64,
-    ) -> Vec<DonorAddress> {
-        let until = Instant::now() + FIND_TIME_MAX;
-        let mut taken = HashSet::new();
-        let mut usable = Vec::new();
-        for (name, member) in &found.members {
-            // Of nodes with one address the first counts, as at the start.
-            if let Ok((candidate, address)) = self.candidate(name, member, until)
-                && taken.insert(address)
-            {
-                usable.push((candidate, address));
-            }
-        }
-        let mut state = lock(&self.state);
-        let is_used = |address| used.iter().any(|donor| donor.address == address);
-        state.known.retain(|address, _| is_used(*address));
-        usable.retain(|(one, address)| !state.distrusted.has(&one.name, *address));
-        let spares = in_turn(usable, used, &state.known, least_bytes);
-        for (candidate, address) in &spares {
-            state.known.insert(*address, Known::from(candidate));
-        }
-        drop(state);
-        // Each has an address that was resolved.
-        let resolved = spares.iter();
-        let resolved = resolved.filter_map(|(one, _)| self.resolved(&one.donor).ok());
-        resolved.map(|donor| donor_address(&donor)).collect()
     }
 
     fn resolved(&self, donor: &Donor) -> Result<ResolvedDonor, ValidationError> {

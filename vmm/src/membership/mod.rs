@@ -4,6 +4,7 @@ pub mod choose;
 pub mod listing;
 pub mod members;
 pub mod record;
+mod rests;
 mod spares;
 
 pub use members::{Members, MembersError};

@@ -39,14 +39,24 @@ pub(super) struct Distrusted {
 }
 
 impl Distrusted {
-    /// Adds the node at an address, with what is known of it. Returns false if it is in.
-    pub fn add(&mut self, address: SocketAddr, known: Option<&Known>) -> bool {
-        self.names.extend(known.map(|known| known.name.clone()));
-        self.addresses.insert(address)
+    /// Adds the node at an address, with the names that are known of it, once. Returns false if it is
+    /// in.
+    pub fn add(&mut self, address: SocketAddr, names: impl Iterator<Item = Name>) -> bool {
+        let is_new = self.addresses.insert(address);
+        if is_new {
+            self.names.extend(names);
+        }
+        is_new
     }
 
     pub fn has(&self, name: &Name, address: SocketAddr) -> bool {
-        self.names.contains(name) || self.addresses.contains(&address)
+        self.is_one(Some(name), address)
+    }
+
+    /// The same of a donor whose name may be unknown.
+    pub fn is_one(&self, name: Option<&Name>, address: SocketAddr) -> bool {
+        let is_named = name.is_some_and(|name| self.names.contains(name));
+        is_named || self.addresses.contains(&address)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use ssi_hv_membership::MEMBER_SCHEMA;
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -50,6 +52,7 @@ fn members(found: Found) -> Members {
             left_out: HashSet::new(),
             distrusted: Distrusted::default(),
             known: Remembered::new(),
+            rests: Rests::default(),
             own: BTreeMap::new(),
         }),
         watch: OnceLock::new(),
@@ -96,7 +99,7 @@ fn a_node_that_sent_wrong_pieces_does_not_join_again_by_its_name_or_address() {
         chosen(&members),
         Ok(vec!["127.0.0.1:1".into(), "127.0.0.1:2".into()])
     );
-    members.distrust(&BTreeSet::from([address("127.0.0.1:1")]));
+    members.distrust(&BTreeSet::from([address("127.0.0.1:1")]), &[]);
     assert_eq!(spares(&members, &all), ["127.0.0.1:3"]);
     // Started again elsewhere, and another name for the same address.
     let moved = found(&[
@@ -169,4 +172,68 @@ fn only_the_own_donors_have_room_that_is_not_listed_at_another_start() {
     let donors = followed.without(None, &left).expect("they suffice");
     let addresses: Vec<_> = donors.iter().map(|one| one.address.to_string()).collect();
     assert_eq!(addresses, right);
+}
+
+#[test]
+fn a_donor_that_was_named_by_its_address_is_distrusted_by_its_names_too() {
+    let all = found(&[("b", "127.0.0.1:2"), ("c", "127.0.0.1:3")]);
+    let moved = found(&[("b", "127.0.0.1:2"), ("c", "127.0.0.1:4")]);
+    // Listed with its address, and named with what its certificate has.
+    let mut certified = donor("127.0.0.1:9");
+    certified.name = Some("c".parse().expect("a name"));
+    for (hostile, named) in [
+        ("127.0.0.1:3", donor("127.0.0.1:3")),
+        ("127.0.0.1:9", certified.clone()),
+    ] {
+        let members = members(all.clone());
+        assert_eq!(spares(&members, &moved), ["127.0.0.1:4"]);
+        members.distrust(&BTreeSet::from([address(hostile)]), &[named]);
+        assert!(spares(&members, &moved).is_empty(), "{hostile}");
+        assert!(!members.trusts(&donor(hostile)) && members.trusts(&donor("127.0.0.1:2")));
+        // Named again, at another address.
+        let mut again = donor("127.0.0.1:8");
+        assert!(members.trusts(&again));
+        again.name.clone_from(&certified.name);
+        assert!(!members.trusts(&again), "{hostile}");
+    }
+    // By UDP, at an address that etcd does not have.
+    let shown = [7_u8; 32];
+    let mut of_udp = all.clone();
+    let name: Name = "c".parse().expect("a name");
+    let member = of_udp.members.get_mut(&name).expect("it is there");
+    let text: String = shown.iter().map(|byte| format!("{byte:02x}")).collect();
+    member.fingerprint = Some(text);
+    let fingerprint = member.fingerprint();
+    assert!(fingerprint.is_some());
+    let members = members(of_udp);
+    let pinned = DonorAddress {
+        fingerprint,
+        ..donor("127.0.0.1:9")
+    };
+    members.distrust(&BTreeSet::from([pinned.address]), &[pinned]);
+    assert!(spares(&members, &moved).is_empty());
+}
+
+#[test]
+fn a_node_that_is_lost_again_is_not_asked_to_join_but_may_be_used_by_another_start() {
+    let all = found(&[
+        ("a", "127.0.0.1:1"),
+        ("b", "127.0.0.1:2"),
+        ("c", "127.0.0.1:3"),
+    ]);
+    let listed = members(all.clone());
+    assert!(chosen(&listed).is_ok());
+    assert_eq!(spares(&listed, &all), ["127.0.0.1:1", "127.0.0.1:3"]);
+    listed.note_lost(address("127.0.0.1:1"));
+    assert_eq!(spares(&listed, &all), ["127.0.0.1:1", "127.0.0.1:3"]);
+    // It was started again elsewhere, joined, and is lost there.
+    let moved = found(&[("a", "127.0.0.1:4"), ("b", "127.0.0.1:2")]);
+    assert_eq!(spares(&listed, &moved), ["127.0.0.1:4"]);
+    let used = ["127.0.0.1:2", "127.0.0.1:4"].map(donor);
+    assert!(listed.spares_of(&moved, &used, 2 * MIB).is_empty());
+    listed.note_lost(address("127.0.0.1:4"));
+    assert!(spares(&listed, &moved).is_empty());
+    assert_eq!(spares(&listed, &all), ["127.0.0.1:3"]);
+    lock(&listed.state).found = moved;
+    assert_eq!(chosen(&listed).map(|donors| donors.len()), Ok(2));
 }

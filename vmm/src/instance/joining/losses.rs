@@ -1,0 +1,55 @@
+//! Donors that are lost while the guest runs, each time.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+
+use memory_fabric::NodeId;
+
+/// The donors that were lost at the last look.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    seen: HashSet<(NodeId, SocketAddr)>,
+}
+
+impl Losses {
+    /// Takes those that are lost now. Returns the ones that were not at the last look.
+    pub fn look(&mut self, lost: HashSet<(NodeId, SocketAddr)>) -> Vec<SocketAddr> {
+        let new = lost.difference(&self.seen).map(|(_, address)| *address);
+        let new = new.collect();
+        self.seen = lost;
+        new
+    }
+
+    /// Notes that the donor at an address has joined: lost at the next look, it was lost again.
+    pub fn forget(&mut self, address: SocketAddr) {
+        self.seen.retain(|(_, seen)| *seen != address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_loss_of_a_donor_is_seen_once() {
+        let address = |last: u8| SocketAddr::from(([10, 0, 0, last], 7000));
+        let lost = |all: &[(u8, u8)]| {
+            let all = all.iter();
+            all.map(|&(node, last)| (NodeId(node), address(last)))
+                .collect()
+        };
+        let mut losses = Losses::default();
+        assert_eq!(losses.look(lost(&[])), []);
+        assert_eq!(losses.look(lost(&[(1, 1)])), [address(1)]);
+        assert_eq!(losses.look(lost(&[(1, 1)])), []);
+        assert_eq!(losses.look(lost(&[(1, 1), (3, 2)])), [address(2)]);
+        // It is back in its place, and lost again.
+        assert_eq!(losses.look(lost(&[(3, 2)])), []);
+        assert_eq!(losses.look(lost(&[(1, 1), (3, 2)])), [address(1)]);
+        // The same between two looks.
+        losses.forget(address(2));
+        assert_eq!(losses.look(lost(&[(1, 1), (3, 2)])), [address(2)]);
+        // Another one has taken its place.
+        assert_eq!(losses.look(lost(&[(1, 1), (3, 4)])), [address(4)]);
+    }
+}
