@@ -308,7 +308,8 @@ impl FabricView {
         rebalance.as_ref().map(Rebalance::summary)
     }
 
-    /// Returns the pages that were lost with donors. Looks at each page with its home at one of them.
+    /// Returns the pages that were lost with donors. Looks at each page with its home at one of them, if
+    /// pages were lost or recovered since the last call.
     #[must_use]
     pub fn lost(&self) -> LostSummary {
         self.pager().map_or_else(LostSummary::default, |pager| {

@@ -15,7 +15,8 @@ use crate::homes::BLOCK_PAGES;
 use crate::page::{PAGE_SHIFT, PageIndex};
 use crate::page_map::{Kind, PageMap, State};
 use crate::stats::Counter;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// How long [`sweep`] waits for pages that other threads hold. They hold a page for microseconds,
@@ -33,6 +34,31 @@ pub(crate) struct Losses {
     pub poisoned: Counter,
     /// Lost pages that the guest has freed, which are usable again.
     pub recovered: Counter,
+    /// Where the pages are that are lost.
+    found: Mutex<Found>,
+}
+
+/// What the last look at all pages of lost blocks has found.
+#[derive(Debug, Default)]
+struct Found {
+    /// The pages that had been lost by then, and recovered: only these change where lost pages are.
+    counts: (u64, u64),
+    extents: Extents,
+}
+
+impl Found {
+    /// Returns what was found last, or if pages were lost or recovered since, what `look` finds, which
+    /// is kept if that says so.
+    fn get(&mut self, counts: (u64, u64), look: impl FnOnce() -> (Extents, bool)) -> Extents {
+        if self.counts != counts {
+            let (extents, is_kept) = look();
+            if !is_kept {
+                return extents;
+            }
+            *self = Self { counts, extents };
+        }
+        self.extents.clone()
+    }
 }
 
 impl Losses {
@@ -42,6 +68,7 @@ impl Losses {
             lost: Counter::default(),
             poisoned: Counter::default(),
             recovered: Counter::default(),
+            found: Mutex::default(),
         }
     }
 
@@ -66,8 +93,26 @@ impl Losses {
     /// Marks a remote page as lost, unless it is no longer in the state `seen`.
     pub fn lose(&self, map: &PageMap, page: PageIndex, seen: State) {
         if map.entry(page).lose(seen) {
-            self.lost.increment();
+            self.note_changed(&self.lost);
         }
+    }
+
+    /// Counts a page that is recovered.
+    pub fn note_recovered(&self) {
+        self.note_changed(&self.recovered);
+    }
+
+    /// Counts a page whose state has changed.
+    fn note_changed(&self, counter: &Counter) {
+        // Pairs with that in `counts`: a look that begins with this count finds the state.
+        fence(Ordering::Release);
+        counter.increment();
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        let counts = (self.lost.get(), self.recovered.get());
+        fence(Ordering::Acquire);
+        counts
     }
 }
 
@@ -96,22 +141,37 @@ pub(crate) fn sweep(shared: &Shared, blocks: &[u32]) -> Swept {
     swept
 }
 
-/// Returns where the pages are that are lost. Looks at each page of blocks whose home is lost.
+/// Returns where the pages are that are lost. Looks at each page of blocks whose home is lost, if that
+/// has changed since the last look.
 pub(crate) fn extents(shared: &Shared) -> Extents {
+    let losses = &shared.losses;
+    let mut found = fabric_host::lock(&losses.found);
+    found.get(losses.counts(), || look(shared))
+}
+
+/// Returns where the pages are that are lost, and whether no thread holds one that may be.
+fn look(shared: &Shared) -> (Extents, bool) {
     let homes = &shared.homes;
-    if shared.losses.links().next().is_none() {
-        return Extents::default();
-    }
     let span = homes.ram_span_pages().div_ceil(u64::from(BLOCK_PAGES));
     let blocks = 0..u32::try_from(span).unwrap_or(u32::MAX);
     let pages = blocks.map(|block| homes.pages_of(block));
     let lost = pages.filter(|pages| pages.count > 0 && homes.is_lost(pages.first));
     let pages = lost.flat_map(|pages| pages.iter());
-    let lost = pages.filter(|page| shared.map.entry(*page).state().kind() == Kind::Lost);
+    let mut is_settled = true;
+    let lost = pages.filter(|page| match shared.map.entry(*page).state().kind() {
+        Kind::Lost => true,
+        // It may be a lost one that is being poisoned.
+        Kind::Fetching | Kind::Installing | Kind::Dropping => {
+            is_settled = false;
+            false
+        }
+        _ => false,
+    });
     // All of these pages are memory of the guest.
     let memory = 0..homes.span_pages() << PAGE_SHIFT;
     let numbers = lost.map(|page| page.number()..page.number() + 1);
-    Extents::new(numbers, std::slice::from_ref(&memory))
+    let extents = Extents::new(numbers, std::slice::from_ref(&memory));
+    (extents, is_settled)
 }
 
 /// Marks a page as lost if its bytes are nowhere; returns its kind, or `None` when its block has
@@ -128,5 +188,34 @@ fn settle(shared: &Shared, page: PageIndex, deadline: Instant) -> Option<Kind> {
             }
             kind => return Some(kind),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_looked_at_only_when_some_were_lost_or_recovered_since() {
+        let mut found = Found::default();
+        let mut looks = 0;
+        let mut get = |counts, bytes, is_kept| {
+            let extents = found.get(counts, || {
+                looks += 1;
+                let extents = Extents {
+                    bytes,
+                    ..Extents::default()
+                };
+                (extents, is_kept)
+            });
+            (extents.bytes, looks)
+        };
+        assert_eq!(get((0, 0), 1, true), (0, 0), "nothing was lost");
+        assert_eq!(get((3, 0), 3, true), (3, 1));
+        assert_eq!(get((3, 0), 9, true), (3, 1));
+        assert_eq!(get((3, 1), 2, false), (2, 2), "a page was held");
+        assert_eq!(get((3, 1), 2, true), (2, 3));
+        assert_eq!(get((3, 1), 9, true), (2, 3));
+        assert_eq!(get((4, 1), 3, true), (3, 4));
     }
 }

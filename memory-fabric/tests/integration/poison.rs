@@ -168,6 +168,9 @@ fn a_lost_page_that_the_guest_frees_is_usable_again() {
     let event = lost(&running);
     let all = || 0..words.pages();
     let gone: Vec<usize> = all().filter(|&page| words.read(page).is_none()).collect();
+    wait_until("all that is lost is listed", || {
+        fabric.view().lost().extents.bytes == (gone.len() as u64) << 12
+    });
     let half = &gone[..gone.len() / 2];
     for &page in half {
         fabric

@@ -233,7 +233,7 @@ impl Evictor {
             source,
         })?;
         let before = shared.map.entry(page).finish_drop(Kind::Untouched);
-        shared.losses.recovered.increment();
+        shared.losses.note_recovered();
         if before.is_contended() {
             shared.faults.retry(page);
         }
