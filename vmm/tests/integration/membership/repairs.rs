@@ -103,6 +103,15 @@ fn a_node_that_is_started_again_takes_its_copies_again() {
     let in_one_zone = "/memory/replicas/in_one_zone_bytes";
     assert_eq!(count(&status(&place), in_one_zone), 0);
     goes_on(&place);
+    // It is lost again, and rests: another one joins, although that is in the zone of the others.
+    drop(again);
+    has_lost(&place, 2);
+    let mut again = Running::start(&mut place.command(&arguments));
+    assert_eq!(next_address(&mut again), address);
+    let (e, _) = registered(&place, &etcd, "name=e,zone=y", &[]);
+    is_degraded(&place, false);
+    assert!(lent(&place, &e) > 0 && lent(&place, &again) == 0);
+    goes_on(&place);
     assert_eq!(
         vm.end(libc::SIGTERM),
         Some(ExitCode::Terminated.code().into())
