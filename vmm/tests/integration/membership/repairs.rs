@@ -1,7 +1,6 @@
 //! Nodes of a real etcd that join a running VM for copies that were lost.
 
 use std::io::Read as _;
-use std::net::TcpListener;
 
 use ssi_hv::exit::ExitCode;
 use ssi_hv_membership::testing::Etcd;
@@ -183,23 +182,31 @@ fn a_guest_that_reboots_finds_nodes_in_place_of_those_that_are_lost() {
     has_lost(&place, 1);
     is_degraded(&place, false);
     assert!(donors(&place).contains(&joined), "{:?}", donors(&place));
-    // One that does not answer: the VM asks for others 10 s after it at the earliest.
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-    silent.set_nonblocking(true).expect("a socket");
+    // One that does not answer while it is stopped. It has no lease at etcd, so its entry stays.
+    let arguments = ["node", "--listen", "127.0.0.1:0", "--memory", "256M"];
+    let mut d = Running::start(&mut place.command(&arguments));
+    let other = next_address(&mut d);
+    d.signal(libc::SIGSTOP);
     let mut like = entry(&etcd, "b").expect("it is registered");
-    like["address"] = silent.local_addr().expect("an address").to_string().into();
-    like["zone"] = "z".into();
-    like["free_bytes"] = (8 * MIB).into();
+    like["address"] = other.clone().into();
+    like["zone"] = "x".into();
+    like["free_bytes"] = (64 * MIB).into();
     let bytes = serde_json::to_vec(&like).expect("JSON");
-    etcd.put("/ssi-hv/nodes/silent", &bytes);
+    etcd.put("/ssi-hv/nodes/d", &bytes);
     // One donor is left, which is too few for two copies.
     drop(c);
     has_lost(&place, 2);
-    let _held = until(|| silent.accept().map_err(|error| error.to_string()));
-    let (_d, other) = registered(&place, &etcd, "name=d,zone=x", &[]);
-    let used = donors(&place);
-    assert!(!used.contains(&other), "it has joined before: {used:?}");
     place.printed(&["shutdown", "walks"]);
+    // It starts again, and asks for donors: from here on it can join by the reboot only.
+    until(|| {
+        let output = place.output(&["status", "walks", "--json"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let is_starting = said.contains("the VM is starting");
+        is_starting
+            .then_some(())
+            .ok_or_else(|| format!("{output:?}"))
+    });
+    d.signal(libc::SIGCONT);
     let mut said = [0];
     vm.console.read_exact(&mut said).expect("it starts again");
     assert_eq!(&said, b"r");
