@@ -4,6 +4,7 @@
 mod ahead;
 mod fingerprints;
 mod lost;
+mod moved;
 
 use crate::page_map::{Kind, PageEntry, State};
 use loom::sync::Arc;

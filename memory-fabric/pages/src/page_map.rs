@@ -214,6 +214,20 @@ impl PageEntry {
         before.is_contended()
     }
 
+    /// For a thread that has changed the home of the page's block, or learned of the change: returns
+    /// whether the page is being fetched, maybe from the home before. Once it is not, no fetch reads
+    /// that home any more.
+    ///
+    /// A load would not suffice: a thread that takes the page to fetch it stores the state and then
+    /// loads the home, so that both loads could miss the other thread's store. This is a
+    /// read-modify-write, which has a place among the changes of the state: after that of
+    /// [`begin_fetch`](Self::begin_fetch), and sees it, or before, and is acquired by it together
+    /// with the new home, since all changes of the state are read-modify-writes.
+    #[must_use]
+    pub fn is_fetching_after_move(&self) -> bool {
+        State(self.state.fetch_or(0, Ordering::AcqRel)).kind() == Kind::Fetching
+    }
+
     /// For the evictor: puts a `Resident` page on probation. Returns false when it is not resident.
     /// The caller unmaps it next.
     #[must_use]

@@ -27,7 +27,7 @@ pub(in crate::fabric) use boot_events::BootEvents;
 use crossbeam_channel::Sender;
 pub use drain::{DrainError, Drains};
 use fabric_replicas::ReplicaSet;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -100,9 +100,8 @@ pub(super) struct Inner {
     /// `None` without replicas.
     replicas: Option<Arc<ReplicaSet>>,
     moves: Arc<LastMoves>,
-    /// For each link, the slots of the loan that blocks have left, or that were given up in a move: a
-    /// request for the earlier block may be on its way there, so that they are not used again.
-    spent: Mutex<HashMap<usize, HashSet<u32>>>,
+    /// Slots that are no home, and not free.
+    spent: Mutex<drain::SpentSlots>,
     /// The addresses of donors that sent too many wrong pieces, and whose links others have now.
     distrusted: Mutex<BTreeSet<SocketAddr>>,
     state: Mutex<State>,

@@ -8,7 +8,8 @@ use fabric_test_support::delay::delayed;
 use fabric_test_support::*;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{
-    DrainError, FabricConfig, FabricEvent, LocalUse, RebalanceState, Sealing, TransportKind,
+    DrainError, DrainState, FabricConfig, FabricEvent, LocalUse, RebalanceState, Sealing,
+    TransportKind,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,7 +57,7 @@ fn join_and_leave(transport: TransportKind, seal: Sealing, seed: u64) {
                 assert_eq!(drains.rebalance(&[]).expect("done").bytes, 0);
                 stage = 2;
             }
-            // Blocks return to slots that were never used: each has room for 8 MiB.
+            // Each has room for 8 MiB, and for what has left it.
             2 if is_over(&view) => {
                 let node = view.nodes()[3].id;
                 drains.drain(node, &[]).expect("room");
@@ -68,7 +69,7 @@ fn join_and_leave(transport: TransportKind, seal: Sealing, seed: u64) {
         stage == 4
     });
     assert_eq!(running(&new).pool().leases(), 0, "seed {seed}");
-    assert_eq!(held(&view)[..2], [GUEST / 2; 2]);
+    assert_eq!(held(&view)[..2].iter().sum::<u64>(), GUEST);
     let is_end =
         |event: &FabricEvent| matches!(event, FabricEvent::Rebalanced(_) | FabricEvent::Drained(_));
     let events: Vec<_> = fabric.events.try_iter().collect();
@@ -82,6 +83,57 @@ fn a_donor_that_joins_gets_its_share_of_memory_with_one_copy() {
     join_and_leave(TransportKind::Tcp, Sealing::Off, 1);
     join_and_leave(TransportKind::Tcp, Sealing::On, 2);
     join_and_leave(TransportKind::Udp, Sealing::Off, 3);
+}
+
+/// Blocks move to a donor that joins, and return when it is drained, while threads increment words:
+/// each time to slots that others have left, since there is no other room.
+fn to_and_fro(transport: TransportKind, seal: Sealing, seed: u64) {
+    const ROUNDS: u32 = 4;
+    let old: [Option<Donor>; 2] = std::array::from_fn(|_| Some(donor(GUEST / 2)));
+    let new = donor(GUEST / 2);
+    let fabric = start(&of_two(&old, transport, seal));
+    let view = fabric.fabric.view().clone();
+    let drains = fabric.fabric.drains().expect("donors");
+    let (mut round, mut stage) = (0, 0);
+    increment(&fabric, seed, 120_000, |done| {
+        match stage {
+            0 if done > 10_000 => {
+                let begun = drains.rebalance(&[joins(new.address(), None)]);
+                assert_eq!(begun.expect("it joins").bytes, GUEST / 3, "round {round}");
+                stage = 1;
+            }
+            1 if is_over(&view) => {
+                let last = view.rebalance().expect("one");
+                assert_eq!(last.state, RebalanceState::Done, "{last:?}");
+                let nodes = view.nodes();
+                let node = nodes.last().expect("it joined").id;
+                drains.drain(node, &[]).expect("room that blocks left");
+                stage = 2;
+            }
+            2 if view.drain().is_some_and(|drain| drain.is_over()) => {
+                let last = view.drain().expect("one");
+                assert_eq!(last.state, DrainState::Done, "{last:?}");
+                assert_eq!(held(&view)[..2], [GUEST / 2; 2], "round {round}");
+                round += 1;
+                stage = if round == ROUNDS { 3 } else { 0 };
+            }
+            _ => {}
+        }
+        stage == 3
+    });
+    for one in &old {
+        let pool = running(one).pool();
+        assert_eq!((pool.leases(), pool.lent_bytes()), (1, GUEST / 2));
+    }
+    assert_eq!(fabric.fabric.stats().sealing.rejected.get(), 0);
+    fabric.fabric.shutdown();
+}
+
+#[test]
+fn slots_that_blocks_have_left_are_used_again_and_no_update_is_lost() {
+    to_and_fro(TransportKind::Tcp, Sealing::Off, 40);
+    to_and_fro(TransportKind::Tcp, Sealing::On, 41);
+    to_and_fro(TransportKind::Udp, Sealing::Off, 42);
 }
 
 #[test]

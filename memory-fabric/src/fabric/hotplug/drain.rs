@@ -13,13 +13,15 @@ mod rebalance;
 mod room;
 mod share;
 mod spare;
+mod spent;
 
 use super::{HotplugError, Inner, State};
 use crate::drain::{Drain, DrainState, DrainSummary};
 use crate::fabric::{DonorAddress, FabricError, LocalUse, TransportKind};
-use crate::homes::{BLOCK_BYTES, Home, JOINERS_MAX, NodeId};
-use crate::pager::relocate::{BlockMove, MoveOrder, MoveProgress};
+use crate::homes::{BLOCK_BYTES, JOINERS_MAX, NodeId};
+use crate::pager::relocate::{BlockMove, MoveOrder};
 use crossbeam_channel::{Receiver, Sender, bounded};
+pub(super) use spent::SpentSlots;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -205,7 +207,8 @@ impl Inner {
         let homes = &self.shared.homes;
         let moves = homes.ram_blocks_at(node).zip(places);
         let moves = moves.map(|((block, from), to)| BlockMove { block, from, to });
-        let (order, targets, ended) = self.order(moves.collect());
+        let moves: Vec<BlockMove> = moves.collect();
+        let (order, ended) = self.order(&moves);
         let drain = Drain {
             node,
             blocks,
@@ -224,7 +227,7 @@ impl Inner {
         // It needs the lock before it does anything for the drain.
         let supervise = move || {
             inner.wait_for_moves(&ended, &lost);
-            inner.settle(&targets, &of_order);
+            inner.settle(&moves, &of_order);
             inner.end_drain(link);
         };
         let thread = std::thread::Builder::new().name(format!("drain-{}", node.0));
@@ -240,18 +243,17 @@ impl Inner {
         Ok(drain.summary())
     }
 
-    /// Makes an order of moves, for which slots are used up where the blocks are. Returns it with where
-    /// they go, and what is disconnected when it has ended.
-    fn order(&self, moves: Vec<BlockMove>) -> (MoveOrder, Vec<(u32, Home)>, Receiver<()>) {
-        self.note_spent(moves.iter().map(|one| one.from));
-        let targets = moves.iter().map(|one| (one.block, one.to)).collect();
+    /// Makes an order of moves. Returns it with what is disconnected when it has ended; then
+    /// [`settle`](Self::settle) has to follow.
+    fn order(&self, moves: &[BlockMove]) -> (MoveOrder, Receiver<()>) {
+        self.note_leaving(moves);
         let (end, ended) = bounded(1);
         let order = MoveOrder {
-            moves: moves.into(),
+            moves: moves.iter().copied().collect(),
             progress: Arc::default(),
             end,
         };
-        (order, targets, ended)
+        (order, ended)
     }
 
     /// Waits until an order of moves has ended; donors that are lost meanwhile before they hold

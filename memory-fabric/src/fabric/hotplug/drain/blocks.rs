@@ -1,11 +1,11 @@
 //! Blocks of memory with one copy move to donors that have less than their share.
 
 use super::super::{HotplugError, Inner};
+use super::DrainError;
 use super::share::{self, Lender};
-use super::{DrainError, MoveProgress};
 use crate::drain::{Rebalance, RebalanceState, RebalanceSummary};
 use crate::fabric::{DonorAddress, FabricError};
-use crate::homes::{BLOCK_BYTES, Home};
+use crate::homes::BLOCK_BYTES;
 use crossbeam_channel::Receiver;
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ impl Inner {
             state.joining = true;
         }
         let joined = self.join_with_blocks(new);
+        self.reclaim_slots();
         let mut state = self.lock();
         state.joining = false;
         joined?;
@@ -32,12 +33,12 @@ impl Inner {
             })
             .collect();
         let moves = share::plan(&self.shared.homes, lenders);
-        let (order, targets, ended) = self.order(moves);
+        let (order, ended) = self.order(&moves);
         if state.closed {
             return Err(HotplugError::Ended.into());
         }
         let rebalance = Rebalance {
-            copies: u32::try_from(targets.len()).expect("23 bits"),
+            copies: u32::try_from(moves.len()).expect("23 bits"),
             copy_bytes: BLOCK_BYTES,
             progress: Arc::clone(&order.progress),
             state: RebalanceState::Moving,
@@ -46,7 +47,7 @@ impl Inner {
         let of_order = Arc::clone(&order.progress);
         let supervise = move |inner: &Arc<Self>, lost: &Receiver<()>| {
             inner.wait_for_moves(&ended, lost);
-            let stayed = inner.settle(&targets, &of_order);
+            let stayed = inner.settle(&moves, &of_order);
             let is_ended = stayed > 0 && inner.shared.lifecycle.is_stopping();
             inner.conclude_rebalance((!is_ended).then_some(stayed));
         };
@@ -79,19 +80,5 @@ impl Inner {
             tracing::warn!("not all donors lend that were named: {texts}");
         }
         self.connect_all(leases).map(drop)
-    }
-
-    /// Returns how many of the blocks are not where they were to move, after the end of the order.
-    pub(super) fn settle(&self, targets: &[(u32, Home)], progress: &MoveProgress) -> u32 {
-        let homes = &self.shared.homes;
-        let stayed = targets.iter();
-        let stayed = stayed.filter(|&&(block, to)| homes.home(block) != Some(to));
-        let stayed: Vec<Home> = stayed.map(|&(_, to)| to).collect();
-        let count = u32::try_from(stayed.len()).expect("23 bits");
-        if progress.was_given_up() {
-            // Writes to one of these slots may be on their way.
-            self.note_spent(stayed.into_iter());
-        }
-        count
     }
 }

@@ -48,6 +48,7 @@ impl Inner {
         let mut found = Found::default();
         let mut places = Vec::new();
         if to.is_empty() {
+            self.reclaim_slots();
             self.take_left(drained, blocks, &mut places, &mut found);
         }
         let leases = self.lease_rest(drained, blocks, to, &mut found);
@@ -174,7 +175,7 @@ impl Inner {
         for (place, leased) in leases {
             let slots = u32::try_from(leased.grant().bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
             // In a new loan no slot is used.
-            fabric_host::lock(&self.spent).remove(&place);
+            fabric_host::lock(&self.spent).forget(place);
             self.lock().joiners[self.joiner_of(place)] = Joiner {
                 taken: true,
                 ..Joiner::default()
@@ -238,26 +239,13 @@ impl Inner {
         u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX)
     }
 
-    /// Returns the slots of a loan that are no home, in order, except those that were one: a request
-    /// for the earlier block may be on its way.
+    /// Returns the slots of a loan that are free, in order.
     pub(super) fn free_slots(&self, state: &State, link: usize) -> Vec<u32> {
         let blocks = self.shared.homes.ram_blocks_at(self.node_of(link));
         let mut taken: HashSet<u32> = blocks.map(|(_, home)| home.slot).collect();
-        if let Some(spent) = fabric_host::lock(&self.spent).get(&link) {
-            taken.extend(spent);
-        }
+        taken.extend(fabric_host::lock(&self.spent).of(link));
         let slots = 0..self.slots_of(state, link);
         slots.filter(|slot| !taken.contains(slot)).collect()
-    }
-
-    /// Records slots that are not to be used again.
-    pub(super) fn note_spent(&self, homes: impl Iterator<Item = Home>) {
-        let mut spent = fabric_host::lock(&self.spent);
-        for home in homes {
-            if let Some(link) = self.shared.nodes.link_to(home.node) {
-                spent.entry(link).or_default().insert(home.slot);
-            }
-        }
     }
 
     fn free_place(&self, address: SocketAddr, leases: &[(usize, Leased)]) -> Option<usize> {
