@@ -3,7 +3,8 @@
 
 use crate::homes::NodeId;
 use crate::pager::relocate::MoveProgress;
-use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 
 /// State of a drain.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -143,4 +144,48 @@ impl Rebalance {
 pub(crate) struct LastMoves {
     pub drain: RwLock<Option<Drain>>,
     pub rebalance: RwLock<Option<Rebalance>>,
+    pub heat: HeatMoves,
+}
+
+/// Blocks that move because of their heat.
+#[derive(Debug, Default)]
+pub(crate) struct HeatMoves {
+    /// Those that move now.
+    current: Mutex<Option<Arc<MoveProgress>>>,
+    /// Number of those that moved before.
+    moved: AtomicU64,
+}
+
+impl HeatMoves {
+    pub fn begin(&self, progress: &Arc<MoveProgress>) {
+        *fabric_host::lock(&self.current) = Some(Arc::clone(progress));
+    }
+
+    /// They have ended, and so many have moved.
+    pub fn end(&self, moved: u32) {
+        let mut current = fabric_host::lock(&self.current);
+        *current = None;
+        // Relaxed: a number for reports.
+        self.moved.fetch_add(moved.into(), Ordering::Relaxed);
+    }
+
+    pub fn are_moving(&self) -> bool {
+        fabric_host::lock(&self.current).is_some()
+    }
+
+    /// Has them end after the block that is moving. Returns false when there are none.
+    pub fn stop(&self) -> bool {
+        let current = fabric_host::lock(&self.current);
+        current
+            .as_ref()
+            .inspect(|progress| progress.stop())
+            .is_some()
+    }
+
+    /// Returns how many have moved so far.
+    pub fn moved(&self) -> u64 {
+        let current = fabric_host::lock(&self.current);
+        let now = current.as_ref().map_or(0, |progress| progress.moved());
+        self.moved.load(Ordering::Relaxed) + u64::from(now)
+    }
 }

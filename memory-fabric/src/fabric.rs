@@ -41,7 +41,8 @@ use engine::Engine;
 pub use fabric_replicas::{
     Layout, LayoutError, capacity as replicated_blocks, stripe_capacity as striped_blocks,
 };
-pub use hotplug::{DrainError, Drains};
+pub(crate) use hotplug::HOT_FAULTS_MIN;
+pub use hotplug::{DrainError, Drains, HeatPolicy};
 pub use hotplug::{Hotplug, HotplugError, PlugError};
 pub use sealing::Sealing;
 use shared::SharedDonors;

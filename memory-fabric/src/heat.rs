@@ -68,6 +68,17 @@ impl Touches {
         word.map_or(0, |word| recent(word.load(Ordering::Relaxed), tick))
     }
 
+    /// Returns the touches of all groups with a page of these in the last one to two ticks.
+    pub fn recent_in(&self, pages: PageRange, at: Instant) -> u32 {
+        let Some(last) = pages.count.checked_sub(1) else {
+            return 0;
+        };
+        let tick = self.tick(at);
+        let first = pages.first.number();
+        let groups = first / GROUP_PAGES..=(first + last) / GROUP_PAGES;
+        groups.map(|group| self.recent(group, tick)).sum()
+    }
+
     /// Returns the current tick, starting at 2, so that a zero word is long ago.
     fn tick(&self, at: Instant) -> u32 {
         let ticks = at.saturating_duration_since(self.started).as_secs() / TICK.as_secs();
@@ -223,11 +234,7 @@ pub(crate) fn look(
                 }
             }
             if let Some((_, touches)) = pager {
-                let tick = touches.tick(now);
-                let last = u32::try_from(block.end() - 1).expect("a page number");
-                for group in first / GROUP_PAGES..=last / GROUP_PAGES {
-                    heat.recent_faults += touches.recent(group, tick);
-                }
+                heat.recent_faults = touches.recent_in(block, now);
             }
             heats.push(heat);
             // Yields occasionally to vCPUs and the pager: on a busy host each yield costs a slice

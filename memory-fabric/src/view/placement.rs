@@ -1,13 +1,14 @@
 //! Where a VM's memory is: what each donor holds, and has room for.
 
 use super::{FabricView, LentBy};
+use crate::fabric::HOT_FAULTS_MIN;
 use crate::homes::{BLOCK_BYTES, NodeId};
 use crate::link::path::PathStats;
 use crate::policy::Tier;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether a donor holds memory of the VM.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,6 +42,9 @@ pub struct DonorPlacement {
     pub copy_bytes: u64,
     /// Of these, bytes for which it has room.
     pub free_bytes: u64,
+    /// Of the bytes of which it is the home, those of blocks that are hot; `None` where blocks do not
+    /// move by their heat, since there are copies.
+    pub hot_bytes: Option<u64>,
 }
 
 /// The places of a VM's memory.
@@ -50,6 +54,8 @@ pub struct PlacementSummary {
     pub donors: Vec<DonorPlacement>,
     /// Bytes by the donors that hold them, valid or not.
     pub held: Vec<(Vec<NodeId>, u64)>,
+    /// Bytes that have moved because of their heat.
+    pub moved_by_heat_bytes: u64,
 }
 
 impl FabricView {
@@ -84,7 +90,34 @@ impl FabricView {
                 alone.filter(|(_, bytes)| *bytes > 0).collect()
             }
         };
-        PlacementSummary { donors, held }
+        PlacementSummary {
+            donors,
+            held,
+            moved_by_heat_bytes: self.moved_by_heat_bytes(),
+        }
+    }
+
+    /// Returns the bytes that have moved because of their heat.
+    #[must_use]
+    pub fn moved_by_heat_bytes(&self) -> u64 {
+        self.vm.moves.heat.moved() * BLOCK_BYTES
+    }
+
+    /// Returns the bytes of hot blocks at a donor.
+    fn hot_bytes_at(&self, node: NodeId) -> Option<u64> {
+        let pager = self.pager()?;
+        let homes = &self.vm.plan.homes;
+        if self.vm.replicas.is_some() {
+            return None;
+        }
+        let now = Instant::now();
+        let is_hot = |block| {
+            let faults = pager.touches.recent_in(homes.pages_of(block), now);
+            faults >= HOT_FAULTS_MIN
+        };
+        let blocks = homes.ram_blocks_at(node);
+        let hot = blocks.filter(|&(block, _)| is_hot(block));
+        Some(hot.count() as u64 * BLOCK_BYTES)
     }
 
     /// Returns a donor's part. `counted` has the blocks by the donors of their copies, or pieces.
@@ -131,6 +164,7 @@ impl FabricView {
             home_bytes,
             copy_bytes: counted_from(needed..usize::MAX).unwrap_or(0),
             free_bytes: lent_by.lent_bytes.saturating_sub(home_bytes),
+            hot_bytes: self.hot_bytes_at(id),
         };
         if let Some(set) = &self.vm.replicas {
             let copies = set.copies();

@@ -22,6 +22,7 @@ mod hotplug;
 mod huge_pages;
 mod join_replicas;
 mod links;
+mod placing;
 mod poison;
 mod prefetch;
 mod pressure;

@@ -263,6 +263,7 @@ fn attempt_of(begun: Result<(), DrainError>) -> Attempt {
         Err(
             DrainError::Draining(_)
             | DrainError::Rebalancing
+            | DrainError::Placing
             | DrainError::Out(_)
             | DrainError::Change(HotplugError::Joining | HotplugError::Ended),
         ) => Attempt::Later,
@@ -369,7 +370,9 @@ pub fn used(drain: &DrainSummary) -> DrainUsed {
 pub(super) fn refusal(error: &DrainError) -> Refusal {
     let code = match error {
         DrainError::NoDonor(_) => RefusalCode::Malformed,
-        DrainError::Draining(_) | DrainError::Rebalancing => RefusalCode::Busy,
+        DrainError::Draining(_) | DrainError::Rebalancing | DrainError::Placing => {
+            RefusalCode::Busy
+        }
         DrainError::TooLittle { .. }
         | DrainError::NoRoomForCopies { .. }
         | DrainError::TooSmall { .. }
@@ -378,6 +381,7 @@ pub(super) fn refusal(error: &DrainError) -> Refusal {
         DrainError::Empty(_)
         | DrainError::Added { .. }
         | DrainError::Exposed
+        | DrainError::Copies
         | DrainError::OneCopy
         | DrainError::NotSealed(_)
         | DrainError::Member(_)

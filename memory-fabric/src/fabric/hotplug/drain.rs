@@ -9,6 +9,8 @@
 mod blocks;
 mod copies;
 mod end;
+mod heat;
+mod placing;
 mod rebalance;
 mod room;
 mod share;
@@ -21,6 +23,8 @@ use crate::fabric::{DonorAddress, FabricError, LocalUse, TransportKind};
 use crate::homes::{BLOCK_BYTES, JOINERS_MAX, NodeId};
 use crate::pager::relocate::{BlockMove, MoveOrder};
 use crossbeam_channel::{Receiver, Sender, bounded};
+pub(crate) use heat::HOT_FAULTS_MIN;
+pub use heat::HeatPolicy;
 pub(super) use spent::SpentSlots;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,6 +60,16 @@ pub enum DrainError {
         "memory is being rebalanced; wait until that has ended, or stop it (`ssi-hv rebalance VM --stop`)"
     )]
     Rebalancing,
+    /// Blocks move to faster donors, or from there.
+    #[error(
+        "memory is moving to faster donors (--placement heat), and a donor does not answer; retry"
+    )]
+    Placing,
+    /// There are copies on several donors.
+    #[error(
+        "only memory with one copy moves by its heat; of two copies, the fast one is read first"
+    )]
+    Copies,
     /// No donor that was named lends anything.
     #[error("no donor has joined ({0})")]
     NothingLent(String),
@@ -141,6 +155,7 @@ impl Drains {
     ///
     /// See [`DrainError`]. Nothing has changed then.
     pub fn drain(&self, node: NodeId, to: &[DonorAddress]) -> Result<DrainSummary, DrainError> {
+        self.0.end_placing();
         match &self.0.replicas {
             Some(set) => self.0.drain_copies(set, node, to),
             None => self.0.drain(node, to),

@@ -231,6 +231,9 @@ impl Inner {
         if let Some(drain) = self.last_drain().filter(|drain| !drain.is_over()) {
             return Err(DrainError::Draining(drain.node));
         }
+        if self.moves.heat.are_moving() {
+            return Err(DrainError::Placing);
+        }
         let rebalance = self.moves.rebalance.read();
         let rebalance = rebalance.unwrap_or_else(PoisonError::into_inner);
         match rebalance.as_ref().is_some_and(|last| !last.is_over()) {
