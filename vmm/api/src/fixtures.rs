@@ -207,6 +207,7 @@ pub fn status() -> VmStatus {
             // Nor is such memory drained.
             drain: None,
             rebalance: None,
+            moved_by_heat_bytes: 0,
             lost: Some(LostUsed {
                 nodes: vec![2],
                 pages: 32,

@@ -43,3 +43,12 @@ pub(super) fn add(all: &mut Families, replicas: Option<&ReplicasUsed>) {
         replicas.wrong_pieces,
     );
 }
+
+/// Adds what moved between donors by its heat, which memory with one copy does.
+pub(super) fn add_moved_by_heat(all: &mut Families, bytes: u64) {
+    all.counter(
+        "ssi_hv_moved_by_heat_bytes_total",
+        "Memory that has moved between donors because of its heat.",
+        bytes,
+    );
+}

@@ -19,6 +19,7 @@ fn full_vm() -> VmStatus {
     let mut status = status();
     status.memory.drain = Some(drain());
     status.memory.rebalance = Some(rebalance());
+    status.memory.moved_by_heat_bytes = 4 << 20;
     for now in &mut status.nodes[1..] {
         now.node.rdma = Some(RdmaUsed {
             pages_read: 5,
@@ -220,6 +221,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_drain_moved_bytes{node=\"1\"}", 25_165_824.0),
         ("ssi_hv_rebalance_bytes", 67_108_864.0),
         ("ssi_hv_rebalance_moved_bytes", 16_777_216.0),
+        ("ssi_hv_moved_by_heat_bytes_total", 4_194_304.0),
         ("ssi_hv_evictions_total", 99.0),
         ("ssi_hv_evictions_clean_total", 41.0),
         ("ssi_hv_evictions_zero_total", 17.0),

@@ -166,6 +166,7 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
     replicas::add(all, memory.replicas.as_ref());
     add_drain(all, memory.drain.as_ref());
     add_rebalance(all, memory.rebalance.as_ref());
+    replicas::add_moved_by_heat(all, memory.moved_by_heat_bytes);
     if let Some(lost) = &memory.lost {
         for (name, help, count) in [
             (

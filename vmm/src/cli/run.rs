@@ -16,8 +16,8 @@ use ssi_hv::config::rdma::RdmaArg;
 use ssi_hv::config::stripes::StripesArg;
 use ssi_hv::config::vsock::VsockArg;
 use ssi_hv::config::{
-    DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,
-    VcpuPolicy,
+    DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Placement, Prefetching, RunSettings,
+    Switch, VcpuPolicy,
 };
 use ssi_hv::machine::Irqchip;
 use ssi_hv::size::ByteSize;
@@ -305,6 +305,16 @@ pub(super) struct RunArgs {
     )]
     drain_failing: Switch,
 
+    /// Whether hot memory moves to fast donors
+    #[arg(
+        long,
+        value_name = "static|heat",
+        value_parser = words::<Placement>(),
+        default_value = "static",
+        hide = true
+    )]
+    placement: Placement,
+
     /// This VM's certificate, for named donors
     #[arg(long, value_name = "DIR", help_heading = "Where the memory is")]
     credentials: Option<PathBuf>,
@@ -441,6 +451,7 @@ impl RunArgs {
             donor_grace_seconds: self.donor_grace_seconds,
             on_lost_memory: self.on_lost_memory,
             drain_failing: self.drain_failing,
+            placement: self.placement,
             credentials: self.credentials,
             insecure: self.insecure,
             stays_on_this_host: false,

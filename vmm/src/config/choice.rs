@@ -115,6 +115,11 @@ choices! {
         Exit "exit" "The run ends, with its own exit code",
         Restart "restart" "The guest is booted again",
     }
+    /// Where on donors memory is.
+    Placement {
+        Static "static" "Where it was at the start, or a command moved it",
+        Heat "heat" "Hot memory moves to fast donors, cold memory makes room",
+    }
     /// Whether vCPUs move between nodes without a command.
     VcpuPolicy {
         Static "static" "They stay where they are",

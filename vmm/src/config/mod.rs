@@ -37,7 +37,9 @@ pub mod vsock;
 
 pub use ssi_hv_api::name;
 
-pub use self::choice::{Choice, HugePages, Numa, OnReboot, Prefetching, Switch, VcpuPolicy};
+pub use self::choice::{
+    Choice, HugePages, Numa, OnReboot, Placement, Prefetching, Switch, VcpuPolicy,
+};
 pub use self::node::{DEFAULT_LEASE_SECONDS, NodeConfig, NodeSettings};
 pub use self::privileges::PrivilegesError;
 pub use self::protection::Protection;

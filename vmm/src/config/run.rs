@@ -13,7 +13,9 @@ use memory_fabric::rdma::{DeviceChoice, Settings};
 use ssi_hv_sandbox::Privileges;
 
 use super::address::{Donor, HostPort};
-use super::choice::{Choice as _, HugePages, Numa, OnReboot, Prefetching, Switch, VcpuPolicy};
+use super::choice::{
+    Choice as _, HugePages, Numa, OnReboot, Placement, Prefetching, Switch, VcpuPolicy,
+};
 use super::compute::ComputeNode;
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
@@ -132,6 +134,8 @@ pub struct RunConfig {
     pub on_lost_memory: OnLostMemory,
     /// Whether a donor that fails again and again is drained.
     pub drain_failing: bool,
+    /// Whether memory moves by its heat.
+    pub placement: Placement,
     /// The directory of its certificate.
     pub credentials: Option<PathBuf>,
     /// Whether donors may be on other hosts.
@@ -271,6 +275,7 @@ impl RunSettings {
             donor_grace: seconds(self.donor_grace_seconds()),
             on_lost_memory: self.on_lost_memory,
             drain_failing: self.checked_drain_failing()?,
+            placement: self.checked_placement()?,
             credentials: self
                 .credentials
                 .as_deref()
@@ -319,9 +324,9 @@ impl RunSettings {
         Ok(())
     }
 
-    /// Memory of donors moves where the guest does not see them, and this host has all vCPUs.
-    fn checked_drain_failing(&self) -> Result<bool, ValidationError> {
-        let is_on = self.drain_failing == Switch::On;
+    /// Returns what to do so that memory of donors can move: it does where the guest does not see
+    /// them, and this host has all vCPUs.
+    fn so_that_memory_moves(&self) -> Option<&'static str> {
         let refusals = [
             (!self.nodes.is_empty(), "remove --node"),
             (self.numa == Numa::Expose, "remove --numa expose"),
@@ -331,9 +336,28 @@ impl RunSettings {
             ),
             (self.donors.is_empty(), "add --donor"),
         ];
-        match refusals.into_iter().find(|(is_given, _)| *is_given) {
-            Some((_, remedy)) if is_on => Err(ValidationError::DrainFailing(remedy)),
+        let refused = refusals.into_iter().find(|(is_given, _)| *is_given);
+        refused.map(|(_, remedy)| remedy)
+    }
+
+    fn checked_drain_failing(&self) -> Result<bool, ValidationError> {
+        let is_on = self.drain_failing == Switch::On;
+        match self.so_that_memory_moves() {
+            Some(remedy) if is_on => Err(ValidationError::DrainFailing(remedy)),
             _ => Ok(is_on),
+        }
+    }
+
+    /// Memory with one copy moves by its heat. Of two copies, that at the faster donor is read.
+    fn checked_placement(&self) -> Result<Placement, ValidationError> {
+        let copies = self
+            .redundancy_flag()
+            .map(|_| "remove --replicas 2 and --redundancy");
+        match copies.or(self.so_that_memory_moves()) {
+            Some(remedy) if self.placement == Placement::Heat => {
+                Err(ValidationError::PlacementHeat(remedy))
+            }
+            _ => Ok(self.placement),
         }
     }
 

@@ -6,7 +6,7 @@ use memory_fabric::fabric::{Compression, OnLostMemory, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::address::{Donor, HostPort};
-use super::choice::{self, HugePages, Numa, OnReboot, Prefetching, Switch, VcpuPolicy};
+use super::choice::{self, HugePages, Numa, OnReboot, Placement, Prefetching, Switch, VcpuPolicy};
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
@@ -141,6 +141,9 @@ pub struct RunSettings {
     /// Drain a donor that fails again and again
     #[serde(with = "choice")]
     pub drain_failing: Switch,
+    /// Where on donors memory is
+    #[serde(with = "choice")]
+    pub placement: Placement,
     /// Directory of this VM's certificate
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
@@ -218,6 +221,7 @@ impl Default for RunSettings {
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
             on_lost_memory: OnLostMemory::End,
             drain_failing: Switch::Off,
+            placement: Placement::Static,
             credentials: None,
             insecure: false,
             stays_on_this_host: false,

@@ -6,7 +6,7 @@ use memory_fabric::fabric::TransportKind;
 use memory_fabric::rdma::DeviceChoice;
 
 use super::address::Donor;
-use super::choice::{Numa, Switch};
+use super::choice::{Numa, Placement, Switch};
 use super::cpu_list::CpuList;
 use super::node_arg::NodeArg;
 use super::*;
@@ -428,4 +428,23 @@ fn failing_donors_are_drained_where_there_are_some_that_can_be() {
         settings.numa = Numa::Expose;
     };
     assert_refused(exposed, &["--drain-failing on", "remove --numa expose"]);
+}
+
+#[test]
+fn memory_with_one_copy_moves_by_its_heat() {
+    let mut heat = valid();
+    heat.placement = Placement::Heat;
+    let parsed = heat.parse().expect("it has donors");
+    assert_eq!(parsed.placement, Placement::Heat);
+    let two = |settings: &mut RunSettings| {
+        settings.placement = Placement::Heat;
+        settings.donors = donors(&["127.0.0.1:7000", "127.0.0.1:7001"]);
+        settings.replicas = 2;
+    };
+    assert_refused(two, &["--placement heat", "remove --replicas 2"]);
+    let exposed = |settings: &mut RunSettings| {
+        settings.placement = Placement::Heat;
+        settings.numa = Numa::Expose;
+    };
+    assert_refused(exposed, &["--placement heat", "remove --numa expose"]);
 }

@@ -311,6 +311,11 @@ pub enum ValidationError {
     /// `--drain-failing on` where no donor can be drained: what to do about it.
     #[error("--drain-failing on needs donors that can be drained; {0}, or remove that")]
     DrainFailing(&'static str),
+    /// `--placement heat` where memory does not move by its heat: what to do about it.
+    #[error(
+        "--placement heat is for memory with one copy, on donors that the guest does not see; {0}, or use --placement static"
+    )]
+    PlacementHeat(&'static str),
     /// Sealed pages do not shrink.
     #[error(
         "--compression on has no effect on sealed pages, which do not shrink, and pages for donors on other hosts are sealed; remove it, or add --seal off"

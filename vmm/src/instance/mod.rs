@@ -24,6 +24,7 @@ mod nodes;
 mod numa;
 mod observe;
 mod placement;
+mod placing;
 mod rebalance;
 mod rebalance_routes;
 #[cfg(test)]

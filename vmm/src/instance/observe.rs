@@ -184,6 +184,7 @@ pub fn memory(view: &FabricView, count_huge: bool, machine_checks: u64) -> Memor
         }),
         drain: view.drain().map(|drain| used(&drain)),
         rebalance: view.rebalance().map(|last| rebalanced(&last)),
+        moved_by_heat_bytes: view.moved_by_heat_bytes(),
         lost: lost(view, machine_checks),
         sealing: sealing(&view.nodes(), view),
     }

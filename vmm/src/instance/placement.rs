@@ -33,6 +33,7 @@ pub fn placement(booted: &BootedVm) -> PlacementStatus {
             .collect(),
         degraded_bytes: replicas.as_ref().map_or(0, |all| all.degraded_bytes),
         in_one_zone_bytes: replicas.as_ref().map_or(0, |all| all.in_one_zone_bytes),
+        moved_by_heat_bytes: found.moved_by_heat_bytes,
     }
 }
 
@@ -53,5 +54,9 @@ fn donor(donor: &DonorPlacement) -> DonorPlaced {
         home_bytes: donor.home_bytes,
         copy_bytes: donor.copy_bytes,
         free_bytes: donor.free_bytes,
+        hot_bytes: donor.hot_bytes,
+        cold_bytes: donor
+            .hot_bytes
+            .map(|hot| donor.home_bytes.saturating_sub(hot)),
     }
 }

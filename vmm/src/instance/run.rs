@@ -24,9 +24,9 @@ use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
 use super::working_set::WorkingSet;
-use super::{failing, follow, joining, lost_node};
+use super::{failing, follow, joining, lost_node, placing};
 use crate::config::name::called;
-use crate::config::{Choice as _, Numa, OnReboot, RunConfig, RunSettings, VcpuPolicy};
+use crate::config::{Choice as _, Numa, OnReboot, Placement, RunConfig, RunSettings, VcpuPolicy};
 use crate::control_socket::route::Service;
 use crate::exec::tail::Tail;
 use crate::exit::ExitCode;
@@ -325,6 +325,10 @@ impl Run<'_> {
         booted.set_machine(handle.clone(), begun.elapsed());
         if let Some(drains) = booted.drains.as_ref().filter(|_| config.drain_failing) {
             failing::start(drains).map_err(RunError::host("start a thread"))?;
+        }
+        let by_heat = config.placement == Placement::Heat;
+        if let Some(drains) = booted.drains.as_ref().filter(|_| by_heat) {
+            placing::start(drains).map_err(RunError::host("start a thread"))?;
         }
         if let (Some(drains), Some(members)) = (&booted.drains, self.members) {
             let started = joining::start(drains, members, config.donor_grace);

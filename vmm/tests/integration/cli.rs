@@ -298,9 +298,8 @@ checksum = true
 fn flags_override_the_file_and_nothing_else() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let flags = ["--cpus", "4", "--donor", "127.0.0.1:7002"];
-    let printed = printed_config(directory.path(), FILE, &flags);
     assert_eq!(
-        printed,
+        printed_config(directory.path(), FILE, &flags),
         r#"kernel = "vmlinux"
 cpus = 4
 dedicated-cpus = false
@@ -323,6 +322,7 @@ prefetch = "auto"
 donor-grace = 30
 on-lost-memory = "end"
 drain-failing = "off"
+placement = "static"
 insecure = false
 sandbox = "on"
 merge-tables = "off"

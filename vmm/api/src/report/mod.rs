@@ -175,6 +175,9 @@ pub struct MemoryUsed {
     /// The last rebalancing of memory between donors; `null` when there was none.
     #[serde(default)]
     pub rebalance: Option<RebalanceUsed>,
+    /// Memory that has moved between donors because of its heat.
+    #[serde(default)]
+    pub moved_by_heat_bytes: u64,
     /// Pages that were lost with donors; `null` when no donor was lost.
     #[serde(default)]
     pub lost: Option<LostUsed>,

@@ -127,6 +127,7 @@ fn the_fields_have_the_promised_names() {
             "sealing": null,
             "drain": null,
             "rebalance": null,
+            "moved_by_heat_bytes": 0,
             "lost": null,
         },
         "boot": { "to_init_ms": null, "restarts": 0 },

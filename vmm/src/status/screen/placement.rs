@@ -34,6 +34,21 @@ pub fn text(placement: &PlacementStatus) -> String {
     for donor in &placement.donors {
         let _ = writeln!(text, "{}", line(donor));
     }
+    for donor in placement.donors.iter().filter(|donor| donor.home_bytes > 0) {
+        if let (Some(hot), Some(cold)) = (donor.hot_bytes, donor.cold_bytes) {
+            let _ = writeln!(
+                text,
+                "heat at {:<3} {:>8} hot, {:>8} cold",
+                donor.node,
+                size(hot),
+                size(cold)
+            );
+        }
+    }
+    if placement.moved_by_heat_bytes > 0 {
+        let moved = size(placement.moved_by_heat_bytes);
+        let _ = writeln!(text, "{moved} moved because of heat");
+    }
     let mut held: Vec<_> = placement.held.iter().collect();
     held.sort_by(|one, other| (other.bytes, &one.nodes).cmp(&(one.bytes, &other.nodes)));
     for part in held.iter().take(HELD_LINES_MAX) {
@@ -89,6 +104,8 @@ mod tests {
             home_bytes: 2 << 30,
             copy_bytes: 1 << 30,
             free_bytes: 5 << 30,
+            hot_bytes: Some(512 << 20),
+            cold_bytes: Some(1536 << 20),
         };
         let held = |index: u32| Held {
             nodes: vec![index, index + 1],
@@ -101,6 +118,7 @@ mod tests {
             held: (1..=20).map(held).collect(),
             degraded_bytes: 2 << 20,
             in_one_zone_bytes: 4 << 20,
+            moved_by_heat_bytes: 6 << 20,
         };
         let text = text(&status);
         let first =
@@ -114,8 +132,10 @@ mod tests {
             text.contains("on 20 and 21                20 MiB\n"),
             "{text}"
         );
+        let heat = "heat at 3    512 MiB hot,  1.5 GiB cold\n6 MiB moved because of heat\n";
+        assert!(text.contains(heat), "{text}");
         // The parts of 1 to 4 MiB.
         assert!(text.ends_with("4 more places       10 MiB\n"), "{text}");
-        assert_eq!(text.lines().count(), 4 + HELD_LINES_MAX + 1, "{text}");
+        assert_eq!(text.lines().count(), 4 + 2 + HELD_LINES_MAX + 1, "{text}");
     }
 }
