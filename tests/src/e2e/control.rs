@@ -179,7 +179,7 @@ fn taken_back(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> any
 }
 
 /// Requests a balloon size and waits until the guest has reached it.
-fn resize(context: &Context<'_>, socket: &str, bytes: u64) -> anyhow::Result<()> {
+pub(super) fn resize(context: &Context<'_>, socket: &str, bytes: u64) -> anyhow::Result<()> {
     let deadline = Instant::now() + BALLOON_DEADLINE;
     let body = format!("{{\"target_bytes\": {bytes}}}");
     let mut now = ask(context, socket, "PUT", "/v1/balloon", &body)?;

@@ -4,6 +4,7 @@
 //! In most of them the CPUs of other hosts go there when the guest has booted (`from=ready`), so that
 //! it does so as on one host.
 
+mod devices;
 mod hotplug;
 mod idle;
 mod numa;
@@ -96,6 +97,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: hotplug::grows,
+    },
+    Scenario {
+        name: "ssi_devices",
+        about: "a CPU on another host uses disk, network, sockets and consoles of the first one, and gets their interrupts",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: devices::used_from_afar,
     },
     Scenario {
         name: "ssi_moves",
