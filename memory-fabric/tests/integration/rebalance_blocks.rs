@@ -11,9 +11,10 @@ use memory_fabric::fabric::{
     DrainError, DrainState, FabricConfig, FabricEvent, LocalUse, RebalanceState, Sealing,
     TransportKind,
 };
+use memory_fabric::page::{PageIndex, PageRange};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LOCAL: u64 = 16 * MIB;
 
@@ -83,6 +84,61 @@ fn a_donor_that_joins_gets_its_share_of_memory_with_one_copy() {
     join_and_leave(TransportKind::Tcp, Sealing::Off, 1);
     join_and_leave(TransportKind::Tcp, Sealing::On, 2);
     join_and_leave(TransportKind::Udp, Sealing::Off, 3);
+}
+
+/// The guest frees pages whose reads for a move are on their way: none of them is taken for one that a
+/// donor has spoilt.
+#[test]
+fn pages_that_are_freed_while_their_block_moves_end_nothing() {
+    let old = donors::<2>();
+    let [new] = donors::<1>();
+    let delay_us = Arc::<AtomicU64>::default();
+    let mut config = of_two(&old, TransportKind::Tcp, Sealing::On);
+    for donor in &mut config.donors {
+        donor.address = delayed(donor.address, Arc::clone(&delay_us));
+    }
+    let fabric = start(&config);
+    let words = Words::of(&fabric.fabric);
+    let pages = usize::try_from(GUEST / 4096).expect("small");
+    for page in 0..pages {
+        words.at(page, 3).store(page as u64 + 1, Ordering::Relaxed);
+    }
+    let view = fabric.fabric.view().clone();
+    let drains = fabric.fabric.drains().expect("donors");
+    // A block takes a third of a second: 32 pages at once.
+    delay_us.store(20_000, Ordering::Relaxed);
+    let to = joins(running(&new).address(), None);
+    drains.rebalance(&[to]).expect("it joins");
+    let begun = Instant::now();
+    let read = || -> u64 {
+        let donors = &fabric.fabric.stats().donors;
+        donors.iter().map(|one| one.pages_fetched.get()).sum()
+    };
+    let before = read();
+    // In the middle of a block.
+    while read() < before + 100 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no block moves");
+        std::thread::yield_now();
+    }
+    let discarder = fabric.fabric.discarder();
+    let all = PageRange::new(PageIndex::new(0), u32::try_from(pages).expect("small"));
+    discarder.discard(&[all]).expect("discarded");
+    // Before memory is used: a donor that is taken for lost would never answer.
+    let end = fabric.events.recv_timeout(Duration::from_secs(60));
+    assert!(matches!(end, Ok(FabricEvent::Rebalanced(_))), "{end:?}");
+    let last = view.rebalance().expect("one");
+    assert_eq!(last.state, RebalanceState::Done, "{last:?}");
+    delay_us.store(0, Ordering::Relaxed);
+    for round in 0..2 {
+        for page in 0..pages {
+            let word = words.at(page, 3);
+            let wanted = if round == 0 { 0 } else { page as u64 + 7 };
+            assert_eq!(word.load(Ordering::Relaxed), wanted, "page {page}");
+            word.store(page as u64 + 7, Ordering::Relaxed);
+        }
+    }
+    assert_eq!(fabric.fabric.stats().sealing.rejected.get(), 0);
+    fabric.fabric.shutdown();
 }
 
 /// Blocks move to a donor that joins, and return when it is drained, while threads increment words:

@@ -9,6 +9,10 @@
 //! pages in the meantime; therefore only pages that are untouched when it is posted are named. Only
 //! this thread could make their slots valid again, by a later write-back, which is posted behind
 //! the frame.
+//!
+//! A block that moves to another home is read meanwhile, also pages that the guest frees then. Its
+//! pages are named when it has moved: a sealed page that was dropped before its read would look like
+//! one that the donor has spoilt.
 
 use super::{Evictor, PagerError, Shared};
 use crate::discard::{DiscardMode, Request, Stage};
@@ -278,7 +282,15 @@ impl Evictor {
     fn post_drops(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut worked = false;
+        let mut moving = Vec::new();
         while let Some(run) = self.discards.drops.pop_front() {
+            let left = BLOCK_PAGES - run.first.number() % BLOCK_PAGES;
+            let (run, beyond) = run.split_at(left);
+            self.discards.resume_with(beyond);
+            if self.relocation.holds(HomeTable::block_of(run.first)) {
+                moving.push(run);
+                continue;
+            }
             // Only pages whose bytes at home no request will read; see above.
             let untouched = |page| shared.map.entry(page).state().kind() == Kind::Untouched;
             let skipped = run.iter().take_while(|&page| !untouched(page)).count();
@@ -291,8 +303,6 @@ impl Evictor {
             let home = shared.homes.remote_home_of(first);
             let Some(home) = home.filter(|_| !shared.homes.is_lost(first)) else {
                 // Its block was unplugged in the meantime, or its home was lost.
-                let left = BLOCK_PAGES - first.number() % BLOCK_PAGES;
-                self.discards.resume_with(rest.split_at(left).1);
                 continue;
             };
             let link = shared.homes.link_to_home(home);
@@ -311,6 +321,9 @@ impl Evictor {
                     .expect("a free place was seen");
                 worked = true;
             }
+        }
+        for run in moving.into_iter().rev() {
+            self.discards.resume_with(run);
         }
         if worked {
             for transport in &mut self.transports {
