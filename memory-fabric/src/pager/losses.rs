@@ -76,6 +76,8 @@ impl Losses {
     pub fn set_lost(&self, link: usize) {
         // Release: pairs with the Acquire below; the homes are marked after it.
         self.links[link].store(true, Ordering::Release);
+        // A block that moves there meanwhile is marked by who moves it, or its home is seen.
+        fence(Ordering::SeqCst);
     }
 
     /// Returns whether the donor of a link is lost.

@@ -166,6 +166,8 @@ pub(crate) trait Pages {
     fn is_being_written(&self, block: u32) -> bool;
     /// Whether the home has bytes of the page that count.
     fn at_home(&self, page: PageIndex) -> AtHome;
+    /// Takes note that a block has another home now.
+    fn has_moved(&self, block: u32, to: Home);
 }
 
 /// Moves in progress.
@@ -202,6 +204,11 @@ impl Relocation {
     pub fn holds(&self, block: u32) -> bool {
         let current = self.current.as_ref();
         current.is_some_and(|current| current.block_move.block == block)
+    }
+
+    /// Returns whether there is no order.
+    pub fn is_idle(&self) -> bool {
+        self.order.is_none() && self.current.is_none()
     }
 
     /// Returns when there is something to do without an answer of a donor.
@@ -287,6 +294,7 @@ impl Relocation {
                 return worked;
             }
             homes.move_home(current.block_move.block, from, to);
+            pages.has_moved(current.block_move.block, to);
             if let Some(order) = &self.order {
                 order.progress.note_moved();
             }

@@ -1,17 +1,21 @@
 //! Blocks that move to another donor: the evictor's part.
 
 use super::Evictor;
-use crate::homes::HomeTable;
+use crate::homes::{Home, HomeTable};
 use crate::page::{PageBytes, PageIndex};
 use crate::page_map::{Kind, PageMap};
+use crate::pager::losses::Losses;
 use crate::pager::relocate::{AtHome, Pages, Relocation};
 use crate::transport::Ticket;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// What the state machine has to know of the pages.
 struct View<'a> {
     writing: &'a [Option<(PageIndex, usize)>],
     map: &'a PageMap,
+    homes: &'a HomeTable,
+    losses: &'a Losses,
 }
 
 impl Pages for View<'_> {
@@ -39,6 +43,20 @@ impl Pages for View<'_> {
             | Kind::Fetching => AtHome::Yes,
         }
     }
+
+    fn has_moved(&self, block: u32, to: Home) {
+        mark_if_lost(self.homes, self.losses, block, to);
+    }
+}
+
+/// Marks a block that has moved to a donor which was lost meanwhile: who marked the blocks there may
+/// not have seen it.
+fn mark_if_lost(homes: &HomeTable, losses: &Losses, block: u32, to: Home) {
+    // Pairs with that of `Losses::set_lost`: this finds the loss, or the other finds the home.
+    fence(Ordering::SeqCst);
+    if losses.is_lost(homes.link_to_home(to)) {
+        homes.set_lost(block);
+    }
 }
 
 impl Evictor {
@@ -50,13 +68,19 @@ impl Evictor {
         }
         if let Some(order) = self.inbox.next_moves() {
             self.relocation.take(order);
-            for link in shared.losses.links() {
-                self.relocation.leave(link, &shared.homes);
-            }
+        }
+        if self.relocation.is_idle() {
+            return false;
+        }
+        // Also before its transports are removed: a block is better where it is than at a lost donor.
+        for link in shared.losses.links() {
+            self.relocation.leave(link, &shared.homes);
         }
         let pages = View {
             writing: &self.writing,
             map: &shared.map,
+            homes: &shared.homes,
+            losses: &shared.losses,
         };
         self.relocation
             .step(&shared.homes, &mut self.transports, &pages)
@@ -74,5 +98,36 @@ impl Evictor {
         let donor = &self.shared.stats.donors[link];
         donor.pages_written_back.increment();
         self.relocation.written(ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::homes::{BLOCK_PAGES, NodeId};
+    use crate::page::PageRange;
+
+    #[test]
+    fn a_block_that_arrives_at_a_lost_donor_is_marked_and_another_is_not() {
+        let ram = PageRange::new(PageIndex::new(0), 2 * BLOCK_PAGES);
+        let nodes = [NodeId(1), NodeId(2), NodeId(3)];
+        let homes = HomeTable::new(NodeId(0), &[ram], None).with_links(&nodes);
+        let losses = Losses::new(3);
+        losses.set_lost(1);
+        let old = [0, 1].map(|slot| Home {
+            node: nodes[0],
+            slot,
+        });
+        for (block, from, link) in [(0, old[0], 1), (1, old[1], 2)] {
+            homes.assign(block, from);
+            let to = Home {
+                node: nodes[link],
+                slot: 0,
+            };
+            homes.move_home(block, from, to);
+            mark_if_lost(&homes, &losses, block, to);
+            let page = PageIndex::new(block * BLOCK_PAGES);
+            assert_eq!(homes.is_lost(page), link == 1, "link {link}");
+        }
     }
 }

@@ -77,6 +77,8 @@ impl Pages for States<'_> {
             AtHome::Yes
         }
     }
+
+    fn has_moved(&self, _: u32, _: Home) {}
 }
 
 struct World {
