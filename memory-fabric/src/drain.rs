@@ -3,7 +3,7 @@
 
 use crate::homes::NodeId;
 use crate::pager::relocate::MoveProgress;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 /// State of a drain.
@@ -154,9 +154,34 @@ pub(crate) struct HeatMoves {
     current: Mutex<Option<Arc<MoveProgress>>>,
     /// Number of those that moved before.
     moved: AtomicU64,
+    /// Others that are to move blocks now.
+    others: AtomicUsize,
+}
+
+/// While this lives, no blocks begin to move because of their heat.
+#[derive(Debug)]
+pub(crate) struct Instead<'a>(&'a HeatMoves);
+
+impl Drop for Instead<'_> {
+    fn drop(&mut self) {
+        // Relaxed: see `may_begin`.
+        self.0.others.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl HeatMoves {
+    /// Lets none begin for now.
+    pub fn instead(&self) -> Instead<'_> {
+        // Relaxed: see `may_begin`.
+        self.others.fetch_add(1, Ordering::Relaxed);
+        Instead(self)
+    }
+
+    /// Returns whether moves may begin, under the lock of the fabric's state.
+    pub fn may_begin(&self) -> bool {
+        self.others.load(Ordering::Relaxed) == 0
+    }
+
     pub fn begin(&self, progress: &Arc<MoveProgress>) {
         *fabric_host::lock(&self.current) = Some(Arc::clone(progress));
     }

@@ -155,7 +155,7 @@ impl Drains {
     ///
     /// See [`DrainError`]. Nothing has changed then.
     pub fn drain(&self, node: NodeId, to: &[DonorAddress]) -> Result<DrainSummary, DrainError> {
-        self.0.end_placing();
+        let _instead = self.0.end_placing();
         match &self.0.replicas {
             Some(set) => self.0.drain_copies(set, node, to),
             None => self.0.drain(node, to),

@@ -3,6 +3,7 @@
 use super::super::{HotplugError, Inner, State};
 use super::heat::{Block, Donor, HeatPolicy};
 use super::{DrainError, Drains};
+use crate::drain::Instead;
 use crate::fabric::FabricError;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,7 +36,7 @@ impl Inner {
         self.reclaim_slots();
         let mut state = self.lock();
         match self.may_move_blocks(&state) {
-            Ok(()) if self.all_are_reachable(&state) => {}
+            Ok(()) if self.moves.heat.may_begin() && self.all_are_reachable(&state) => {}
             Err(
                 error @ (DrainError::Exposed
                 | DrainError::Change(HotplugError::Loopback | HotplugError::Ended)),
@@ -120,11 +121,16 @@ impl Inner {
         blocks.collect()
     }
 
-    /// Ends moves by heat after the block that is moving, so that others can begin.
-    pub(super) fn end_placing(&self) {
+    /// Ends moves by heat after the block that is moving, so that others can begin, and lets none begin
+    /// while the result lives.
+    pub(super) fn end_placing(&self) -> Instead<'_> {
+        let instead = self.moves.heat.instead();
+        // One that may have begun before is known after this.
+        drop(self.lock());
         let deadline = Instant::now() + END_TIME_MAX;
         while self.moves.heat.stop() && Instant::now() < deadline {
             std::thread::sleep(END_PAUSE);
         }
+        instead
     }
 }

@@ -23,7 +23,7 @@ impl Drains {
     ///
     /// See [`DrainError`]. Nothing has changed then.
     pub fn rebalance(&self, new: &[DonorAddress]) -> Result<RebalanceSummary, DrainError> {
-        self.0.end_placing();
+        let _instead = self.0.end_placing();
         match &self.0.replicas {
             Some(set) => self.0.rebalance_copies(set, new),
             None => self.0.rebalance_blocks(new),
