@@ -251,7 +251,10 @@ impl ReplicatedTransport {
                 .read(purpose, offset_at(place, in_block, 1), run)
                 .is_ok()
             {
-                self.operation(index).waits_for |= bit(place.donor);
+                let operation = self.operation(index);
+                operation.waits_for |= bit(place.donor);
+                // Of one that was asked while it was filled: it is valid now, and its answer counts.
+                operation.unsure &= !bit(place.donor);
                 return Ok(());
             }
         }
