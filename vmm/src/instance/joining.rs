@@ -268,7 +268,9 @@ fn watch(drains: &VmDrains, members: &Members, grace: Duration, ended: &Receiver
         }
         match joined {
             Ok(joined) => {
-                losses.forget(joined);
+                let copies = drains.view().replicas();
+                let still = copies.map(|copies| drains.lost(&copies));
+                losses.forget(joined, &still.unwrap_or_default());
                 need = Need::default();
                 attempts.restart();
             }

@@ -4,7 +4,7 @@ use crossbeam_channel::bounded;
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, RebalanceState, RebalanceSummary};
 
-use super::drains::{PREPARE_TIME_MAX, VmDrains, newcomers, refusal};
+use super::drains::{PREPARE_TIME_MAX, VmDrains, connected, newcomers, refusal};
 use crate::control_socket::protocol::{RebalanceBody, Refusal, RefusalCode};
 use crate::report::{self, RebalanceUsed};
 
@@ -49,11 +49,13 @@ impl VmDrains {
             let begun = begun.inspect_err(|refusal| {
                 tracing::warn!("memory is not rebalanced: {}", refusal.text);
             });
+            // Of several donors some may have refused.
+            let joined = connected(&new, &drains.lenders());
             {
                 let mut state = drains.lock();
                 state.is_adding = false;
                 match &begun {
-                    Ok(_) => state.named.extend(newcomers(new, &before)),
+                    Ok(_) => state.named.extend(newcomers(joined, &before)),
                     Err(refusal) => state.rebalance_error = Some(refusal.text.clone()),
                 }
             }

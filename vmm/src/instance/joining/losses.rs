@@ -20,9 +20,11 @@ impl Losses {
         new
     }
 
-    /// Notes that the donor at an address has joined: lost at the next look, it was lost again.
-    pub fn forget(&mut self, address: SocketAddr) {
-        self.seen.retain(|(_, seen)| *seen != address);
+    /// Notes that the donor at an address has joined: lost at the next look, it was lost again. What
+    /// is `still` lost has its place no more, such as a donor of the start at the same address.
+    pub fn forget(&mut self, address: SocketAddr, still: &HashSet<(NodeId, SocketAddr)>) {
+        self.seen
+            .retain(|seen| seen.1 != address || still.contains(seen));
     }
 }
 
@@ -47,8 +49,12 @@ mod tests {
         assert_eq!(losses.look(lost(&[(3, 2)])), []);
         assert_eq!(losses.look(lost(&[(1, 1), (3, 2)])), [address(1)]);
         // The same between two looks.
-        losses.forget(address(2));
+        losses.forget(address(2), &lost(&[(1, 1)]));
         assert_eq!(losses.look(lost(&[(1, 1), (3, 2)])), [address(2)]);
+        // One of the start stays lost while the node at its address has joined in another place.
+        losses.forget(address(1), &lost(&[(1, 1), (3, 2)]));
+        assert_eq!(losses.look(lost(&[(1, 1), (3, 2)])), []);
+        assert_eq!(losses.look(lost(&[(1, 1), (4, 1), (3, 2)])), [address(1)]);
         // Another one has taken its place.
         assert_eq!(losses.look(lost(&[(1, 1), (3, 4)])), [address(4)]);
     }
