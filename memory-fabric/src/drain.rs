@@ -4,7 +4,8 @@
 use crate::homes::NodeId;
 use crate::pager::relocate::MoveProgress;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::time::Duration;
 
 /// State of a drain.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -152,6 +153,7 @@ pub(crate) struct LastMoves {
 pub(crate) struct HeatMoves {
     /// Those that move now.
     current: Mutex<Option<Arc<MoveProgress>>>,
+    ended: Condvar,
     /// Number of those that moved before.
     moved: AtomicU64,
     /// Others that are to move blocks now.
@@ -190,6 +192,7 @@ impl HeatMoves {
     pub fn end(&self, moved: u32) {
         let mut current = fabric_host::lock(&self.current);
         *current = None;
+        self.ended.notify_all();
         // Relaxed: a number for reports.
         self.moved.fetch_add(moved.into(), Ordering::Relaxed);
     }
@@ -198,13 +201,16 @@ impl HeatMoves {
         fabric_host::lock(&self.current).is_some()
     }
 
-    /// Has them end after the block that is moving. Returns false when there are none.
-    pub fn stop(&self) -> bool {
+    /// Has them end after the block that is moving, and waits for that, at most for so long.
+    pub fn stop(&self, wait_max: Duration) {
         let current = fabric_host::lock(&self.current);
-        current
-            .as_ref()
-            .inspect(|progress| progress.stop())
-            .is_some()
+        if let Some(progress) = &*current {
+            progress.stop();
+        }
+        // Who waited too long finds out that they still move.
+        let _ = self
+            .ended
+            .wait_timeout_while(current, wait_max, |current| current.is_some());
     }
 
     /// Returns how many have moved so far.

@@ -34,8 +34,8 @@ const MOVES_MAX: usize = 32;
 /// A donor of a better tier is faster if a page takes at most 1 / so much of the time.
 const FASTER_BY: u32 = 2;
 
-/// One of the same tier, which the slowest one is without a limit.
-const FASTER_BY_IN_TIER: u32 = 4;
+/// Any other one: the slowest tier has no limit, so that two donors of it may differ by much.
+const FASTER_BY_ALONE: u32 = 4;
 
 /// A donor that can give and get blocks.
 #[derive(Clone, Debug)]
@@ -52,9 +52,9 @@ impl Donor {
     fn is_faster_than(&self, other: &Self) -> bool {
         let factor = match self.tier < other.tier {
             true => FASTER_BY,
-            false => FASTER_BY_IN_TIER,
+            false => FASTER_BY_ALONE,
         };
-        self.page * factor <= other.page
+        self.page.saturating_mul(factor) <= other.page
     }
 }
 
@@ -121,7 +121,7 @@ impl HeatPolicy {
                 continue;
             }
             // It moves in a later round, when a cold one has made room.
-            let is_colder = |other: &&Block| other.faults * COLDER_BY <= one.faults;
+            let is_colder = |other: &&Block| other.faults.saturating_mul(COLDER_BY) <= one.faults;
             let makes_room = |other: &&Block| self.is_faster(other.home.node, from);
             let coldest = cold
                 .iter()

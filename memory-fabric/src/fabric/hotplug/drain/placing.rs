@@ -12,9 +12,6 @@ use std::time::{Duration, Instant};
 /// moving takes much less, unless a donor does not answer.
 const END_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Time between two looks at that.
-const END_PAUSE: Duration = Duration::from_millis(1);
-
 impl Drains {
     /// Looks at the heat of blocks once, and begins to move hot ones to fast donors and cold ones away
     /// from there. Returns the number of blocks that begin to move: 0 while a donor is out of use, a
@@ -127,10 +124,7 @@ impl Inner {
         let instead = self.moves.heat.instead();
         // One that may have begun before is known after this.
         drop(self.lock());
-        let deadline = Instant::now() + END_TIME_MAX;
-        while self.moves.heat.stop() && Instant::now() < deadline {
-            std::thread::sleep(END_PAUSE);
-        }
+        self.moves.heat.stop(END_TIME_MAX);
         instead
     }
 }

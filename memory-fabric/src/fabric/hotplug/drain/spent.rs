@@ -33,7 +33,8 @@ use std::time::{Duration, Instant};
 /// that take longer are free for a later move.
 const RECLAIM_TIME_MAX: Duration = Duration::from_millis(250);
 
-/// Time between two looks at such pages: a fetch takes less.
+/// Time between two looks at such pages: a fetch takes less. Nobody tells of its end, since that would
+/// cost each fault.
 const RECLAIM_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why a slot is not free.
