@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +15,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 
 use crate::client::Client;
 use crate::list::runtime;
@@ -24,16 +25,55 @@ use crate::target::{Endpoints, Target};
 const LIMIT: Duration = Duration::from_secs(60);
 /// What etcd logs when it serves.
 const READY: &str = "ready to serve client requests";
-/// Attempts to find two ports that nobody takes in between.
-const ATTEMPTS: usize = 5;
+
+/// A port of loopback that is kept for one program of a test, also while that program does not run.
+///
+/// The port is bound and does not listen, so that the kernel gives it to nobody who asks for any port,
+/// neither to listen nor to connect from; a program that names it and allows the reuse of addresses,
+/// as those in Go do, may listen there.
+#[derive(Debug)]
+pub struct HeldPort(Socket);
+
+impl HeldPort {
+    /// Takes a free port.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is none.
+    #[must_use]
+    pub fn new() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_reuse_address(true).expect("an option");
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        socket.bind(&any.into()).expect("a port");
+        Self(socket)
+    }
+
+    /// Returns its address.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the socket has no address of IPv4.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        let address = self.0.local_addr().expect("an address");
+        address.as_socket().expect("of IPv4")
+    }
+}
+
+impl Default for HeldPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 /// An etcd that is killed when it is dropped.
 #[derive(Debug)]
 pub struct Etcd {
     directory: tempfile::TempDir,
     program: PathBuf,
-    client: u16,
-    peer: u16,
+    client: HeldPort,
+    peer: HeldPort,
     is_secure: bool,
     child: Child,
 }
@@ -47,11 +87,6 @@ fn program() -> Option<PathBuf> {
         println!("SKIPPED: no etcd: scripts/setup unpacks it");
     }
     found
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
 }
 
 impl Etcd {
@@ -69,28 +104,22 @@ impl Etcd {
 
     fn start_as(is_secure: bool) -> Option<Self> {
         let program = program()?;
-        for _ in 0..ATTEMPTS {
-            let directory = tempfile::tempdir().expect("a directory");
-            if is_secure {
-                issue(directory.path());
-            }
-            let (client, peer) = (free_port(), free_port());
-            let (child, ready) = spawn(&program, directory.path(), client, peer, is_secure);
-            let etcd = Self {
-                directory,
-                program: program.clone(),
-                client,
-                peer,
-                is_secure,
-                child,
-            };
-            if etcd.is_serving(&ready) {
-                return Some(etcd);
-            }
-            // Another process has one of the ports.
-            println!("{}", log_of(etcd.directory.path()));
+        let directory = tempfile::tempdir().expect("a directory");
+        if is_secure {
+            issue(directory.path());
         }
-        panic!("etcd does not start");
+        let (client, peer) = (HeldPort::new(), HeldPort::new());
+        let (child, ready) = spawn(&program, directory.path(), &client, &peer, is_secure);
+        let etcd = Self {
+            directory,
+            program,
+            client,
+            peer,
+            is_secure,
+            child,
+        };
+        assert!(etcd.is_serving(&ready), "{}", log_of(etcd.directory.path()));
+        Some(etcd)
     }
 
     /// Waits until it serves. Returns false if it has ended.
@@ -106,13 +135,13 @@ impl Etcd {
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.is_secure { "etcds" } else { "etcd" };
-        format!("{scheme}://127.0.0.1:{}", self.client)
+        format!("{scheme}://{}", self.client.address())
     }
 
     /// Returns its port.
     #[must_use]
-    pub const fn port(&self) -> u16 {
-        self.client
+    pub fn port(&self) -> u16 {
+        self.client.address().port()
     }
 
     /// Returns the directory for `--cluster-credentials`.
@@ -195,8 +224,8 @@ impl Etcd {
         let (child, ready) = spawn(
             &self.program,
             directory,
-            self.client,
-            self.peer,
+            &self.client,
+            &self.peer,
             self.is_secure,
         );
         self.child = child;
@@ -223,13 +252,13 @@ impl Drop for Etcd {
 fn spawn(
     program: &Path,
     directory: &Path,
-    client: u16,
-    peer: u16,
+    client: &HeldPort,
+    peer: &HeldPort,
     is_secure: bool,
 ) -> (Child, mpsc::Receiver<()>) {
     let scheme = if is_secure { "https" } else { "http" };
-    let client = format!("{scheme}://127.0.0.1:{client}");
-    let peer = format!("http://127.0.0.1:{peer}");
+    let client = format!("{scheme}://{}", client.address());
+    let peer = format!("http://{}", peer.address());
     let mut log = fs::OpenOptions::new()
         .create(true)
         .append(true)
@@ -317,5 +346,27 @@ fn issue(directory: &Path) {
             std::io::Write::write_all(&mut opened.expect("a file"), text.as_bytes())
                 .expect("is written");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_held_port_can_be_listened_at_and_is_given_to_nobody() {
+        let held = HeldPort::new();
+        for _ in 0..2 {
+            let listener = TcpListener::bind(held.address()).expect("it is free for who names it");
+            let connected = TcpStream::connect(held.address()).expect("it listens");
+            drop((listener.accept().expect("a connection"), connected));
+        }
+        // Who asks for any port does not allow its reuse at that moment, as here.
+        let other = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let error = other.bind(&held.address().into()).expect_err("it is held");
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
     }
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use ssi_hv_membership::testing::HeldPort;
 
 use crate::running::{LIMIT, Place, node, vm_with};
 use crate::support;
@@ -69,15 +70,10 @@ fn is_installed(name: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").to_string()
-}
-
 /// A Prometheus that is killed on drop.
 struct Prometheus {
     child: Child,
-    address: String,
+    port: HeldPort,
 }
 
 impl Drop for Prometheus {
@@ -99,7 +95,7 @@ impl Prometheus {
             rules.display()
         );
         fs::write(&config, text).expect("is written");
-        let address = free_port();
+        let port = HeldPort::new();
         let log = fs::File::create(directory.join("prometheus.log")).expect("a file");
         let child = program("prometheus")
             .arg(format!("--config.file={}", config.display()))
@@ -107,25 +103,25 @@ impl Prometheus {
                 "--storage.tsdb.path={}",
                 directory.join("data").display()
             ))
-            .arg(format!("--web.listen-address={address}"))
+            .arg(format!("--web.listen-address={}", port.address()))
             .arg("--log.level=warn")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .expect("it starts");
-        Self { child, address }
+        Self { child, port }
     }
 
     /// Returns the JSON at `path`; `None` while it does not answer.
     fn get(&self, path: &str) -> Option<Value> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
+        let mut stream = TcpStream::connect(self.port.address()).ok()?;
         stream.set_read_timeout(Some(LIMIT)).ok()?;
         // In this version of HTTP, answers end with the connection.
         write!(
             stream,
             "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n",
-            self.address
+            self.port.address()
         )
         .ok()?;
         let mut answer = String::new();
@@ -260,7 +256,8 @@ fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
         }
     }
     let place = Place::new();
-    let (node_metrics, vm_metrics) = (free_port(), free_port());
+    let ports = [HeldPort::new(), HeldPort::new()];
+    let [node_metrics, vm_metrics] = ports.each_ref().map(|port| port.address().to_string());
     let (donor, donor_address) = node(&place, &["--metrics", &node_metrics]);
     let flags = [
         "--name",
