@@ -130,8 +130,10 @@ impl<P: Peers> Engine<P> {
             Bytes::Member(member) => {
                 self.stats.from_member.increment();
                 self.stats.hot.count(page, writable);
-                for thread in self.stats.waits.threads(page) {
-                    self.stats.sources.count(thread, member);
+                let now = self.ticks(self.now);
+                for (thread, since) in self.stats.waits.threads(page) {
+                    let waited = now.saturating_sub(since);
+                    self.stats.sources.count(thread, member, waited);
                 }
                 self.install_inbound(page, writable, |inbound| inbound.from == Some(member))?;
             }

@@ -52,7 +52,7 @@ impl<P: Peers> Engine<P> {
         self.stats.faults.increment();
         let Fault { write, thread, .. } = fault;
         let ticks = self.ticks(read_at);
-        self.stats.waits.begin(thread, page);
+        self.stats.waits.begin(thread, page, ticks);
         let seen = self.progress.waits(thread, page, ticks, thread_time);
         self.progress.wants(thread, write);
         if seen.early {

@@ -1,6 +1,6 @@
-//! From which nodes the pages came that threads waited for.
+//! How long threads waited for the pages of each node.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use fabric_coherence::members::{MEMBERS_MAX, Member};
 
@@ -12,12 +12,12 @@ const THREADS_MAX: usize = 64;
 struct Row {
     /// Its id; 0 while the row is free.
     thread: AtomicU32,
-    /// Pages, by the node that sent them.
-    pages: [AtomicU32; MEMBERS_MAX],
+    /// Nanoseconds, by the node that sent the pages.
+    waited: [AtomicU64; MEMBERS_MAX],
 }
 
-/// Counts pages by the thread that waited and by the node that sent them. The engine's thread writes; any
-/// thread reads. A thread that has ended keeps its row.
+/// Adds up times by the thread that waited and by the node that sent the page. The engine's thread
+/// writes; any thread reads. A thread that has ended keeps its row.
 #[derive(Debug)]
 pub struct Sources([Row; THREADS_MAX]);
 
@@ -28,8 +28,8 @@ impl Default for Sources {
 }
 
 impl Sources {
-    /// A page came from `member` for which the thread waited.
-    pub(crate) fn count(&self, thread: u32, member: Member) {
+    /// A page came from `member` for which the thread waited for so many nanoseconds.
+    pub(crate) fn count(&self, thread: u32, member: Member, waited: u64) {
         // Relaxed: each number is complete in itself, and one thread writes.
         for row in &self.0 {
             let of = row.thread.load(Ordering::Relaxed);
@@ -37,20 +37,20 @@ impl Sources {
                 row.thread.store(thread, Ordering::Relaxed);
             }
             if of == 0 || of == thread {
-                if let Some(pages) = row.pages.get(member.index()) {
-                    pages.fetch_add(1, Ordering::Relaxed);
+                if let Some(sum) = row.waited.get(member.index()) {
+                    sum.fetch_add(waited, Ordering::Relaxed);
                 }
                 return;
             }
         }
     }
 
-    /// The pages that a thread has waited for, by the node that sent them. They wrap around.
+    /// How long a thread has waited, by the node that sent the pages, in nanoseconds.
     #[must_use]
-    pub fn of(&self, thread: u32) -> [u32; MEMBERS_MAX] {
+    pub fn of(&self, thread: u32) -> [u64; MEMBERS_MAX] {
         let is_its = |row: &&Row| row.thread.load(Ordering::Relaxed) == thread;
         let row = self.0.iter().find(is_its).filter(|_| thread != 0);
-        std::array::from_fn(|place| row.map_or(0, |row| row.pages[place].load(Ordering::Relaxed)))
+        std::array::from_fn(|place| row.map_or(0, |row| row.waited[place].load(Ordering::Relaxed)))
     }
 }
 
@@ -59,17 +59,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_counted_by_thread_and_node() {
+    fn times_are_added_up_by_thread_and_node() {
         let sources = Sources::default();
         let [first, second] = [0, 15].map(|place| Member::at(place).unwrap());
-        for (thread, member) in [(7, first), (8, second), (7, second), (7, second)] {
-            sources.count(thread, member);
+        for (thread, member, waited) in [
+            (7, first, 100),
+            (8, second, 30),
+            (7, second, 1),
+            (7, second, 2),
+        ] {
+            sources.count(thread, member, waited);
         }
         let of = |thread| {
-            let pages = sources.of(thread);
-            (pages[0], pages[15], pages.iter().sum::<u32>())
+            let waited = sources.of(thread);
+            (waited[0], waited[15], waited.iter().sum::<u64>())
         };
-        assert_eq!((of(7), of(8)), ((1, 2, 3), (0, 1, 1)));
+        assert_eq!((of(7), of(8)), ((100, 3, 103), (0, 30, 30)));
         assert_eq!((of(0), of(9)), ((0, 0, 0), (0, 0, 0)));
     }
 
@@ -78,7 +83,7 @@ mod tests {
         let sources = Sources::default();
         let member = Member::at(1).unwrap();
         for thread in 1..100 {
-            sources.count(thread, member);
+            sources.count(thread, member, 1);
         }
         assert_eq!((sources.of(64)[1], sources.of(65)[1]), (1, 0));
     }

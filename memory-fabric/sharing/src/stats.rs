@@ -71,6 +71,6 @@ pub struct SharingStats {
     pub hot: HotPages,
     /// The threads that wait for a page now.
     pub waits: Waits,
-    /// From which nodes the pages came that threads waited for.
+    /// How long threads waited for the pages of each node.
     pub sources: Sources,
 }

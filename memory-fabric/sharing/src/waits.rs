@@ -12,6 +12,8 @@ const WAITS_MAX: usize = 64;
 pub struct Waits {
     /// A thread's id, above it the page; 0 while the place is free.
     places: [AtomicU64; WAITS_MAX],
+    /// Since when, in ticks of the engine.
+    since: [AtomicU64; WAITS_MAX],
     /// No place from this one on was ever used.
     used: AtomicUsize,
 }
@@ -20,6 +22,7 @@ impl Default for Waits {
     fn default() -> Self {
         Self {
             places: std::array::from_fn(|_| AtomicU64::new(0)),
+            since: std::array::from_fn(|_| AtomicU64::new(0)),
             used: AtomicUsize::new(0),
         }
     }
@@ -40,8 +43,8 @@ impl Waits {
         &self.places[..self.used.load(Ordering::Relaxed)]
     }
 
-    /// A thread waits for a page. A thread with number 0 is an unknown one.
-    pub(crate) fn begin(&self, thread: u32, page: PageIndex) {
+    /// A thread waits for a page from now on. A thread with number 0 is an unknown one.
+    pub(crate) fn begin(&self, thread: u32, page: PageIndex, now: u64) {
         if thread == 0 {
             return;
         }
@@ -50,14 +53,16 @@ impl Waits {
         for (index, place) in self.places().iter().enumerate() {
             let (of, _) = unpack(place.load(Ordering::Relaxed));
             if of == thread {
-                return place.store(word, Ordering::Relaxed);
+                free = Some(index);
+                break;
             }
             if of == 0 {
                 free.get_or_insert(index);
             }
         }
         let index = free.unwrap_or(self.used.load(Ordering::Relaxed));
-        if let Some(place) = self.places.get(index) {
+        if let (Some(place), Some(since)) = (self.places.get(index), self.since.get(index)) {
+            since.store(now, Ordering::Relaxed);
             place.store(word, Ordering::Relaxed);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
         }
@@ -76,12 +81,12 @@ impl Waits {
         any
     }
 
-    /// The threads that wait for a page.
-    pub(crate) fn threads(&self, page: PageIndex) -> impl Iterator<Item = u32> {
-        let words = self.places().iter();
-        let words = words.map(|place| place.load(Ordering::Relaxed));
-        let waits = words.filter(move |word| *word != 0 && unpack(*word).1 == page);
-        waits.map(|word| unpack(word).0)
+    /// The threads that wait for a page, and since when. For the engine's thread.
+    pub(crate) fn threads(&self, page: PageIndex) -> impl Iterator<Item = (u32, u64)> {
+        let places = self.places().iter().zip(&self.since);
+        let words = places.map(|(place, since)| (place.load(Ordering::Relaxed), since));
+        let waits = words.filter(move |(word, _)| *word != 0 && unpack(*word).1 == page);
+        waits.map(|(word, since)| (unpack(word).0, since.load(Ordering::Relaxed)))
     }
 
     /// The page for which a thread waits.
@@ -102,20 +107,20 @@ mod tests {
     fn a_thread_waits_until_its_page_is_there() {
         let waits = Waits::default();
         let [one, two] = [0, 9].map(PageIndex::new);
-        waits.begin(5, one);
-        waits.begin(6, two);
-        waits.begin(7, two);
+        waits.begin(5, one, 10);
+        waits.begin(6, two, 11);
+        waits.begin(7, two, 12);
         assert_eq!(
             [5, 6, 8].map(|of| waits.of(of)),
             [Some(one), Some(two), None]
         );
-        waits.begin(5, two);
+        waits.begin(5, two, 13);
         assert_eq!(waits.of(5), Some(two), "the newest counts");
-        assert!(waits.threads(two).eq([5, 6, 7]));
+        assert!(waits.threads(two).eq([(5, 13), (6, 11), (7, 12)]));
         assert!(waits.end(two));
         assert!(!waits.end(two));
         assert_eq!([5, 6, 7].map(|of| waits.of(of)), [None; 3]);
-        waits.begin(0, one);
+        waits.begin(0, one, 14);
         assert_eq!((waits.of(0), waits.used.load(Ordering::Relaxed)), (None, 3));
     }
 
@@ -123,12 +128,12 @@ mod tests {
     fn more_threads_than_places_wait_unrecorded() {
         let waits = Waits::default();
         for thread in 1..100 {
-            waits.begin(thread, PageIndex::new(thread));
+            waits.begin(thread, PageIndex::new(thread), 0);
         }
         assert_eq!(waits.of(64), Some(PageIndex::new(64)));
         assert_eq!(waits.of(65), None);
         assert!(waits.end(PageIndex::new(3)));
-        waits.begin(65, PageIndex::new(65));
+        waits.begin(65, PageIndex::new(65), 0);
         assert_eq!(waits.of(65), Some(PageIndex::new(65)));
     }
 }

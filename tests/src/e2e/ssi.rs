@@ -5,6 +5,7 @@
 //! it does so as on one host.
 
 mod devices;
+mod follow;
 mod hotplug;
 mod idle;
 mod numa;
@@ -118,6 +119,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: |context| often::moves(context, &often::THOUSAND),
+    },
+    Scenario {
+        name: "ssi_follow",
+        about: "a CPU goes by itself to the host whose pages it waits for, and gets on faster",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: follow::follows,
     },
     Scenario {
         name: "ssi_idle",

@@ -352,7 +352,7 @@ fn policy() -> PolicyUsed {
     let stays = |cpu, reason| VcpuStays {
         cpu,
         moves: u32::from(cpu == 2),
-        pages: 60 * u64::from(cpu),
+        waited_ms: 60.5 * f64::from(cpu),
         reason,
         stays_s: (reason == StayReason::Moved).then_some(25.5),
     };
@@ -361,8 +361,8 @@ fn policy() -> PolicyUsed {
         moves: 1,
         moves_failed: 2,
         vcpus: vec![
-            stays(0, StayReason::Few),
-            stays(1, StayReason::Few),
+            stays(0, StayReason::Little),
+            stays(1, StayReason::Little),
             stays(2, StayReason::Moved),
             stays(3, StayReason::Watched),
         ],

@@ -276,7 +276,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_vcpu_policy_info{kind=\"follow\"}", 1.0),
         ("ssi_hv_vcpu_policy_moves_total", 1.0),
         ("ssi_hv_vcpu_policy_moves_failed_total", 2.0),
-        ("ssi_hv_vcpu_policy_staying{reason=\"few\"}", 2.0),
+        ("ssi_hv_vcpu_policy_staying{reason=\"little\"}", 2.0),
         ("ssi_hv_vcpu_policy_staying{reason=\"moved\"}", 1.0),
         ("ssi_hv_vcpu_policy_staying{reason=\"full\"}", 0.0),
         ("ssi_hv_compute_vcpus{node=\"0\",state=\"page\"}", 1.0),

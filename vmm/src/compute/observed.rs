@@ -88,10 +88,10 @@ pub struct Observed {
     /// What it keeps at donors by itself.
     #[serde(default)]
     pub at_donors: AtDonors,
-    /// For each of its vCPUs: pages that it waited for here, by the node that sent them. They wrap
-    /// around.
+    /// For each of its vCPUs: how long it waited here for pages, by the node that sent them, in
+    /// nanoseconds.
     #[serde(default)]
-    pub came_from: Vec<(u32, Vec<u32>)>,
+    pub waited_for: Vec<(u32, Vec<u64>)>,
 }
 
 /// What a node keeps at donors.
@@ -179,7 +179,7 @@ impl Observed {
             clock: None,
             peers: watched.peers(),
             at_donors: AtDonors::default(),
-            came_from: vcpus.iter().map(|vcpu| came_from(stats, *vcpu)).collect(),
+            waited_for: vcpus.iter().map(|vcpu| waited_for(stats, *vcpu)).collect(),
         }
     }
 }
@@ -208,11 +208,11 @@ fn vcpu_now(stats: &SharingStats, vcpu: VcpuThread) -> (u32, VcpuState, Option<u
     (vcpu.cpu, state, page)
 }
 
-fn came_from(stats: &SharingStats, vcpu: VcpuThread) -> (u32, Vec<u32>) {
-    let mut pages = stats.sources.of(vcpu.thread).to_vec();
-    let nodes = pages.iter().rposition(|pages| *pages > 0);
-    pages.truncate(nodes.map_or(0, |last| last + 1));
-    (vcpu.cpu, pages)
+fn waited_for(stats: &SharingStats, vcpu: VcpuThread) -> (u32, Vec<u64>) {
+    let mut waited = stats.sources.of(vcpu.thread).to_vec();
+    let nodes = waited.iter().rposition(|time| *time > 0);
+    waited.truncate(nodes.map_or(0, |last| last + 1));
+    (vcpu.cpu, waited)
 }
 
 fn transfers(stats: &SharingStats, hold: &Summary, request: &Summary) -> Transfers {

@@ -1,12 +1,13 @@
 //! vCPUs follow the pages that they wait for (`--vcpu-policy follow`).
 //!
-//! Each node counts, for each of its vCPUs, from which nodes the pages came that it waited for. Once in
-//! a second the primary looks at the reports of all. A vCPU moves when, within [`WINDOW`], it waited
-//! for at least [`PAGES_MIN`] pages, most of which came from one node, and that node has room.
+//! Each node adds up, for each of its vCPUs, how long it waited for the pages of each other node. Once
+//! in a second the primary looks at the reports of all. A vCPU moves when it waited for a good part of
+//! the last seconds, most of it for one node, and that node has room, or a vCPU that idles and goes to
+//! the other's place.
 //!
 //! Two vCPUs that take pages from each other would both move, and be apart again. So one moves at a
-//! time, and then all are watched for a whole window again. One that has moved stays for
-//! [`STAYS_MIN`], and twice as long after each further move.
+//! time, and then all are watched for as long again. One that has moved stays for a while, and twice
+//! as long after each further move.
 
 mod policy;
 
@@ -17,10 +18,12 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use super::seen::NodesSeen;
+use crate::compute::Observed;
 use crate::config::RunConfig;
 use crate::intervals::Intervals;
 use crate::machine::MachineHandle;
 use crate::report::{PolicyKind, PolicyUsed};
+use crate::status::VcpuState;
 use policy::{Policy, Sighting};
 
 /// Interval between looks: each node reports as often.
@@ -67,13 +70,14 @@ fn look(policy: &mut Policy, used: &mut PolicyUsed, seen: &NodesSeen, machine: &
     let sightings = (0..).zip(owners).map(|(cpu, node)| {
         let report = observed.get(usize::from(node)).and_then(Option::as_ref);
         let of_it = report.and_then(|report| {
-            let mut all = report.came_from.iter();
+            let mut all = report.waited_for.iter();
             all.find(|(of, _)| *of == u32::from(cpu))
         });
         Sighting {
             cpu,
             node,
-            came_from: of_it.map(|(_, pages)| pages.clone()),
+            waited_for: of_it.map(|(_, waited)| waited.clone()),
+            is_idle: report.is_some_and(|report| idles(report, cpu)),
         }
     });
     let sightings: Vec<_> = sightings.collect();
@@ -83,20 +87,37 @@ fn look(policy: &mut Policy, used: &mut PolicyUsed, seen: &NodesSeen, machine: &
     let Some(found) = found else {
         return;
     };
-    let (cpu, to) = (u32::from(found.cpu), u32::from(found.to));
-    match machine.move_vcpu(cpu, to) {
-        Ok(()) => {
-            used.moves += 1;
+    for (cpu, to) in found.steps() {
+        let (cpu, node) = (u32::from(cpu), u32::from(to));
+        let done = machine.move_vcpu(cpu, node);
+        if let Err(error) = done {
+            used.moves_failed += 1;
+            tracing::debug!(
+                "vCPU {cpu} does not go to node {node} (--vcpu-policy follow): {error}"
+            );
+            return;
+        }
+        used.moves += 1;
+        if cpu == u32::from(found.cpu) {
             tracing::info!(
                 cpu,
-                node = to,
-                pages = found.pages,
+                node,
+                waited_ms = found.waited.as_millis(),
                 "a vCPU has followed the pages that it waited for (--vcpu-policy follow)"
             );
-        }
-        Err(error) => {
-            used.moves_failed += 1;
-            tracing::debug!("vCPU {cpu} does not follow its pages: {error}");
+        } else {
+            tracing::info!(
+                cpu,
+                node,
+                "a vCPU that idles has made room (--vcpu-policy follow)"
+            );
         }
     }
+}
+
+/// Whether a vCPU has nothing to do, as its node reports.
+fn idles(report: &Observed, cpu: u8) -> bool {
+    let mut all = report.vcpus.iter();
+    let found = all.find(|(of, _, _)| *of == u32::from(cpu));
+    found.is_some_and(|(_, state, _)| matches!(state, VcpuState::Halted | VcpuState::Offline))
 }

@@ -95,7 +95,7 @@ fn a_vm_on_several_nodes_shows_them_and_what_its_vcpus_wait_for() {
         "2400 pages moved, 5 from home, 6 zero; 14 split blocks of 2 MiB\n",
         "vCPUs      0 on 0: running  1 on 0: waits for 0x2a10000  2 on 1: halted",
         "3 on 2: unknown\n",
-        "policy     follow: 1 moves, 2 failed  1 moved (26 s)  1 watched  2 few pages\n",
+        "policy     follow: 1 moves, 2 failed  1 moved (26 s)  1 watched  2 waits little\n",
         "hot pages  0x2a10000 moved 5898 times: node 0 20 to read, 2930 to write, node 1",
     ] {
         assert!(text.contains(part), "{part} in {text}");

@@ -26,12 +26,17 @@ const PIECE: &str = "of CPU 0";
 /// Deadline of the pieces.
 const WITHIN: Duration = Duration::from_secs(600);
 
-/// Parameters of the guest's kernel that are compared: none, those that keep idle balancing and
-/// interrupts of devices from CPU 1, and those that keep programs from it as well.
-const PARAMETERS: [&str; 3] = [
-    "",
-    "nohz_full=1 irqaffinity=0",
-    "isolcpus=nohz,domain,managed_irq,1 rcu_nocbs=1 irqaffinity=0",
+/// Parameters of the guest's kernel that are compared, each with flags of the VM: none, those that keep
+/// idle balancing and interrupts of devices from CPU 1, those that keep programs from it as well, and
+/// CPUs of other hosts that the kernel knows to be far.
+const COMPARED: [(&str, &[&str]); 4] = [
+    ("", &[]),
+    ("nohz_full=1 irqaffinity=0", &[]),
+    (
+        "isolcpus=nohz,domain,managed_irq,1 rcu_nocbs=1 irqaffinity=0",
+        &[],
+    ),
+    ("irqaffinity=0", &["--numa", "expose"]),
 ];
 
 /// What pieces took, and what the node with CPU 1 did meanwhile.
@@ -80,10 +85,10 @@ fn since(before: &Hottest, now: Hottest) -> Vec<(u64, u64)> {
 }
 
 pub(super) fn costs(context: &Context<'_>) -> Result {
-    for parameters in PARAMETERS {
-        let [apart, together] = with(context, parameters).context(parameters)?;
+    for (parameters, more) in COMPARED {
+        let [apart, together] = with(context, parameters, more).context(parameters)?;
         context.note(format!(
-            "\"{parameters}\": CPU 1 idle here: {together}; there: {apart} (emulated)"
+            "\"{parameters}\" {more:?}: CPU 1 idle here: {together}; there: {apart} (emulated)"
         ));
     }
     Ok(Verdict::Pass)
@@ -91,11 +96,16 @@ pub(super) fn costs(context: &Context<'_>) -> Result {
 
 /// What pieces take while CPU 1 is on the other host, and on the same, with these parameters of the
 /// guest's kernel.
-fn with(context: &Context<'_>, parameters: &str) -> anyhow::Result<[String; 2]> {
+fn with(
+    context: &Context<'_>,
+    parameters: &str,
+    more: &[&'static str],
+) -> anyhow::Result<[String; 2]> {
     let nodes = TWO.nodes(context)?;
     let mut guest = TWO.guest(CLOUD, &format!("{QUIET}; {WORK}"));
     guest.cmdline.insert_str(0, &format!("{parameters} "));
     guest.more.extend(["--name", NAME]);
+    guest.more.extend(more);
     let process = guest.start(context)?;
     let measured = (|| {
         process.wait_for_line(PIECE, DEADLINE)?;

@@ -71,8 +71,8 @@ pub struct VcpuStays {
     pub cpu: u32,
     /// How often the policy ordered it to move: each time it stays for twice as long.
     pub moves: u32,
-    /// Pages that it waited for in the last 5 s.
-    pub pages: u64,
+    /// How long it waited for pages of other nodes in the last 5 s, in milliseconds.
+    pub waited_ms: f64,
     /// The reason.
     pub reason: StayReason,
     /// How long it stays at least, in seconds; `null` unless the reason is `moved`.
@@ -86,13 +86,13 @@ pub struct VcpuStays {
 pub enum StayReason {
     /// The policy has moved it lately.
     Moved,
-    /// Its pages are not counted for 5 s yet since a vCPU moved, or its node does not report.
+    /// It is not watched for 5 s yet since a vCPU moved, or its node does not report.
     Watched,
-    /// No other node sent 100 of these pages.
-    Few,
-    /// No other node sent 67 of 100 of them.
+    /// It waited for no other node for 500 ms of them.
+    Little,
+    /// It waited for no other node for 67 of 100 parts of that time.
     Spread,
-    /// The node that did runs as many vCPUs as it may.
+    /// The node for which it did runs as many vCPUs as it may, and none that idles could leave it.
     Full,
 }
 
@@ -103,7 +103,7 @@ impl StayReason {
         match self {
             Self::Moved => "moved",
             Self::Watched => "watched",
-            Self::Few => "few pages",
+            Self::Little => "waits little",
             Self::Spread => "pages of several nodes",
             Self::Full => "no room",
         }

@@ -56,7 +56,7 @@ fn the_fields_have_the_promised_names() {
         vcpus: vec![VcpuStays {
             cpu: 1,
             moves: 2,
-            pages: 3,
+            waited_ms: 3.5,
             reason: StayReason::Moved,
             stays_s: Some(4.5),
         }],
@@ -203,7 +203,7 @@ fn the_fields_have_the_promised_names() {
             "kind": "follow",
             "moves": 0,
             "moves_failed": 0,
-            "vcpus": [{ "cpu": 1, "moves": 2, "pages": 3, "reason": "moved", "stays_s": 4.5 }],
+            "vcpus": [{ "cpu": 1, "moves": 2, "waited_ms": 3.5, "reason": "moved", "stays_s": 4.5 }],
         },
         "distributions": { "remote": [[12.5, 3]], "zero": [], "minor": [], "write_protect": [] },
         "timeline": {

@@ -97,7 +97,7 @@ pub(super) fn policy(page: &mut String, report: &Report) {
     }
     page.push_str(
         "<div class=\"scroll\"><table>\n<thead><tr><th>vCPU</th><th>node</th><th>moves</th>\
-         <th>pages in 5 s</th><th>stays because</th></tr></thead>\n<tbody>\n",
+         <th>waited in 5 s</th><th>stays because</th></tr></thead>\n<tbody>\n",
     );
     for stays in &used.vcpus {
         let node = nodes_of(report).find(|node| node.cpus.contains(&stays.cpu));
@@ -110,7 +110,7 @@ pub(super) fn policy(page: &mut String, report: &Report) {
             "<tr><th>{}</th><td>{node}</td><td>{}</td><td>{}</td><td>{}{longest}</td></tr>",
             stays.cpu,
             count(stays.moves.into()),
-            count(stays.pages),
+            length(stays.waited_ms * 1e3),
             escaped(stays.reason.words()),
         );
     }

@@ -7,7 +7,7 @@ use ssi_hv_api::report::{PolicyKind, PolicyUsed, StayReason};
 const REASONS: [(StayReason, &str); 5] = [
     (StayReason::Moved, "moved"),
     (StayReason::Watched, "watched"),
-    (StayReason::Few, "few"),
+    (StayReason::Little, "little"),
     (StayReason::Spread, "spread"),
     (StayReason::Full, "full"),
 ];

@@ -7,11 +7,11 @@ use crate::report::{StayReason, VcpuStays};
 
 /// Looks that count together: a vCPU that waits for a short time does not move.
 const WINDOW: usize = 5;
-/// Pages within them for which a move is worth while: it costs two pages, and the working set of the
-/// vCPU follows it, page by page.
-const PAGES_MIN: u64 = 100;
-/// Of all pages that it waited for, so many of 100 have to come from one node.
-const SHARE_MIN: u64 = 67;
+/// What a vCPU has waited within them for a move to be worth while, a tenth of the time: its working
+/// set follows it, page by page. A count of pages would not do, since a page may take 20 us or 50 ms.
+const WAITED_MIN: Duration = Duration::from_millis(500);
+/// Of all the time that it waited, so many parts of 100 have to be for one node.
+const SHARE_MIN: u128 = 67;
 /// How long a vCPU stays after its first move.
 const STAYS_MIN: Duration = Duration::from_secs(30);
 /// How often that is doubled at most.
@@ -22,9 +22,11 @@ const DOUBLINGS_MAX: u32 = 5;
 pub(super) struct Sighting {
     pub cpu: u8,
     pub node: u8,
-    /// Pages that it waited for on this node so far, by the node that sent them; they wrap around.
-    /// `None` without a report.
-    pub came_from: Option<Vec<u32>>,
+    /// How long it waited on this node so far, by the node that sent the pages, in nanoseconds. `None`
+    /// without a report.
+    pub waited_for: Option<Vec<u64>>,
+    /// Whether it has nothing to do at the moment.
+    pub is_idle: bool,
 }
 
 /// A vCPU is to move.
@@ -32,8 +34,25 @@ pub(super) struct Sighting {
 pub(super) struct Found {
     pub cpu: u8,
     pub to: u8,
-    /// Pages that it waited for from there within the window.
-    pub pages: u64,
+    /// How long it waited for pages from there within the window.
+    pub waited: Duration,
+    /// The node that it leaves.
+    pub from: u8,
+    /// This idle one goes there instead, since the other node has no more room.
+    pub instead: Option<u8>,
+}
+
+impl Found {
+    /// The moves, in an order in which no node but the primary (0) has more vCPUs than it lends CPUs.
+    pub fn steps(&self) -> Vec<(u8, u8)> {
+        let Self { cpu, to, from, .. } = *self;
+        match self.instead {
+            None => vec![(cpu, to)],
+            Some(other) if to == 0 => vec![(cpu, to), (other, from)],
+            Some(other) if from == 0 => vec![(other, from), (cpu, to)],
+            Some(other) => vec![(other, 0), (cpu, to), (other, from)],
+        }
+    }
 }
 
 /// What is known of a vCPU.
@@ -41,9 +60,11 @@ pub(super) struct Found {
 struct Record {
     node: u8,
     /// At the last look.
-    last: Option<Vec<u32>>,
-    /// What came between two looks each, the newest last.
+    last: Option<Vec<u64>>,
+    /// The times between two looks each, the newest last.
     window: VecDeque<Vec<u64>>,
+    /// Looks within the window at which it had something to do.
+    busy_looks: VecDeque<bool>,
     stays_until: Option<Instant>,
     moves: u32,
 }
@@ -51,38 +72,44 @@ struct Record {
 impl Record {
     fn forget(&mut self) {
         self.window.clear();
+        self.busy_looks.clear();
     }
 
     fn look(&mut self, sighting: &Sighting) {
         if self.node != sighting.node {
-            // It has moved, perhaps by a command: the other node has counts of its own.
+            // It has moved, perhaps by a command: the other node has sums of its own.
             self.node = sighting.node;
             self.last = None;
             self.forget();
         }
-        let Some(pages) = &sighting.came_from else {
+        let Some(waited) = &sighting.waited_for else {
             return;
         };
-        if let Some(last) = self.last.replace(pages.clone()) {
+        if let Some(last) = self.last.replace(waited.clone()) {
             let before = |node: usize| last.get(node).copied().unwrap_or(0);
-            let came = pages.iter().enumerate();
-            let came = came.map(|(node, pages)| u64::from(pages.wrapping_sub(before(node))));
-            self.window.push_back(came.collect());
+            let times = waited.iter().enumerate();
+            // What a node reports may be anything, and less than before.
+            let times = times.map(|(node, time)| time.saturating_sub(before(node)));
+            self.window.push_back(times.collect());
+            self.busy_looks.push_back(!sighting.is_idle);
             if self.window.len() > WINDOW {
                 self.window.pop_front();
+                self.busy_looks.pop_front();
             }
         }
     }
 
-    /// Pages within the window, by the node that sent them, and all.
+    /// Times within the window, by the node that sent the pages, and of all.
     fn sums(&self) -> ([u64; u8::MAX as usize + 1], u64) {
         let mut sums = [0_u64; u8::MAX as usize + 1];
-        for came in &self.window {
-            for (sum, pages) in sums.iter_mut().zip(came) {
-                *sum = sum.saturating_add(*pages);
+        for times in &self.window {
+            for (sum, time) in sums.iter_mut().zip(times) {
+                *sum = sum.saturating_add(*time);
             }
         }
-        let all = sums.iter().fold(0_u64, |all, sum| all.saturating_add(*sum));
+        let all = sums
+            .iter()
+            .fold(0, |all: u64, sum| all.saturating_add(*sum));
         (sums, all)
     }
 
@@ -92,9 +119,9 @@ impl Record {
         (!left.is_zero()).then_some(left)
     }
 
-    /// The other node from which most pages came within a whole window, and how many; else why it
+    /// The other node for which it waited longest within a whole window, and how long; else why it
     /// stays.
-    fn most(&self, now: Instant) -> Result<(u8, u64), StayReason> {
+    fn longest(&self, now: Instant) -> Result<(u8, Duration), StayReason> {
         if self.stays(now).is_some() {
             return Err(StayReason::Moved);
         }
@@ -104,15 +131,22 @@ impl Record {
         let (sums, all) = self.sums();
         let others = (0..=u8::MAX).zip(sums);
         let others = others.filter(|(node, _)| *node != self.node);
-        let most = others.max_by_key(|(_, pages)| *pages);
-        let (node, pages) = most.ok_or(StayReason::Few)?;
-        if pages < PAGES_MIN {
-            Err(StayReason::Few)
-        } else if u128::from(pages) * 100 < u128::from(all) * u128::from(SHARE_MIN) {
+        let longest = others.max_by_key(|(_, waited)| *waited);
+        let (node, sum) = longest.ok_or(StayReason::Little)?;
+        let waited = Duration::from_nanos(sum);
+        if waited < WAITED_MIN {
+            Err(StayReason::Little)
+        } else if u128::from(sum) * 100 < u128::from(all) * SHARE_MIN {
             Err(StayReason::Spread)
         } else {
-            Ok((node, pages))
+            Ok((node, waited))
         }
+    }
+
+    /// Whether it had nothing to do within a whole window, and may move.
+    fn idles(&self, now: Instant) -> bool {
+        let is_idle = self.busy_looks.len() == WINDOW && !self.busy_looks.contains(&true);
+        is_idle && Duration::from_nanos(self.sums().1) < WAITED_MIN && self.stays(now).is_none()
     }
 
     fn moved(&mut self, now: Instant) {
@@ -146,18 +180,36 @@ impl Policy {
             record.look(sighting);
         }
         let found = sightings.iter().filter_map(|sighting| {
-            let (to, pages) = self.records.get(&sighting.cpu)?.most(now).ok()?;
-            let cpu = sighting.cpu;
+            let (to, waited) = self.records.get(&sighting.cpu)?.longest(now).ok()?;
             let has_room = self.has_room(to, sightings);
-            has_room.then_some(Found { cpu, to, pages })
+            let instead = (!has_room).then(|| self.idle_one(now, to, sightings));
+            Some(Found {
+                cpu: sighting.cpu,
+                to,
+                waited,
+                from: sighting.node,
+                instead: match instead {
+                    None => None,
+                    Some(other) => Some(other?),
+                },
+            })
         });
         // Of equal ones the last: the first vCPUs begin where the devices are.
-        let found = found.max_by_key(|found| (found.pages, found.cpu))?;
+        let found = found.max_by_key(|found| (found.waited, found.cpu))?;
         self.records.values_mut().for_each(Record::forget);
-        if let Some(record) = self.records.get_mut(&found.cpu) {
-            record.moved(now);
+        for cpu in [Some(found.cpu), found.instead].into_iter().flatten() {
+            if let Some(record) = self.records.get_mut(&cpu) {
+                record.moved(now);
+            }
         }
         Some(found)
+    }
+
+    /// A vCPU on this node that has nothing to do.
+    fn idle_one(&self, now: Instant, node: u8, sightings: &[Sighting]) -> Option<u8> {
+        let mut there = sightings.iter().filter(|one| one.node == node);
+        let idles = |one: &&Sighting| self.records.get(&one.cpu).is_some_and(|it| it.idles(now));
+        there.find(idles).map(|one| one.cpu)
     }
 
     fn has_room(&self, node: u8, sightings: &[Sighting]) -> bool {
@@ -172,11 +224,11 @@ impl Policy {
             let record = self.records.get(&sighting.cpu)?;
             let left = record.stays(now);
             // With room it would have moved.
-            let reason = record.most(now).err().unwrap_or(StayReason::Full);
+            let reason = record.longest(now).err().unwrap_or(StayReason::Full);
             Some(VcpuStays {
                 cpu: sighting.cpu.into(),
                 moves: record.moves,
-                pages: record.sums().1,
+                waited_ms: Duration::from_nanos(record.sums().1).as_secs_f64() * 1e3,
                 reason,
                 stays_s: left.map(|left| left.as_secs_f64()),
             })

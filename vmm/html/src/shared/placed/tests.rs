@@ -40,7 +40,7 @@ fn stays(cpu: u32, reason: StayReason, stays_s: Option<f64>) -> VcpuStays {
     VcpuStays {
         cpu,
         moves: 2,
-        pages: 1_060,
+        waited_ms: 1_250.0,
         reason,
         stays_s,
     }
@@ -66,7 +66,7 @@ fn each_vcpu_has_the_reason_for_which_it_stays() {
         moves: 5_000,
         moves_failed: 3,
         vcpus: vec![
-            stays(1, StayReason::Few, None),
+            stays(1, StayReason::Little, None),
             stays(2, StayReason::Moved, Some(25.5)),
         ],
     };
@@ -74,8 +74,8 @@ fn each_vcpu_has_the_reason_for_which_it_stays() {
     check(&page);
     for part in [
         "<code>follow</code>: 5\u{202f}000 moves, 3 failed",
-        "<tr><th>1</th><td>0</td><td>2</td><td>1\u{202f}060</td><td>few pages</td></tr>",
-        "<tr><th>2</th><td>1</td><td>2</td><td>1\u{202f}060</td><td>moved, for 25.5 s</td></tr>",
+        "<tr><th>1</th><td>0</td><td>2</td><td>1.25 s</td><td>waits little</td></tr>",
+        "<tr><th>2</th><td>1</td><td>2</td><td>1.25 s</td><td>moved, for 25.5 s</td></tr>",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
