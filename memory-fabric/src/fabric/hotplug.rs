@@ -28,7 +28,7 @@ use crossbeam_channel::Sender;
 pub(crate) use drain::HOT_FAULTS_MIN;
 pub use drain::{DrainError, Drains, HeatPolicy};
 use fabric_replicas::ReplicaSet;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -126,6 +126,8 @@ struct State {
     /// that of another loan.
     choosing: bool,
     closed: bool,
+    /// Links of donors of the guest's start that were lost and hold nothing.
+    lost: HashSet<usize>,
     /// Threads that end the leases of leaving donors.
     leaving: Vec<JoinHandle<()>>,
     /// Where the loss of a donor is announced while another is drained.
@@ -139,6 +141,8 @@ struct Joiner {
     /// Whether its link last reported it as unreachable.
     away: bool,
     lost: bool,
+    /// Why, while the monitor was not notified of it, since nothing was used.
+    unreported_loss: Option<String>,
     /// Whether the monitor was notified that it is unreachable.
     reported_down: bool,
     links: Option<(Link, Vec<RdmaLink>)>,
@@ -188,6 +192,7 @@ impl Hotplug {
             joining: false,
             choosing: false,
             closed: false,
+            lost: HashSet::new(),
             leaving: Vec::new(),
             news: None,
         };
@@ -210,7 +215,7 @@ impl Hotplug {
             distrusted: Mutex::default(),
             state: Mutex::new(state),
         });
-        inner.survive_losses();
+        inner.handle_losses();
         Self(inner)
     }
 

@@ -115,7 +115,7 @@ impl Evictor {
         loop {
             let mut worked = self.complete()?;
             if let Some(link) = self.inbox.apply_change(&mut self.transports) {
-                self.relocation.leave(link, &shared.homes);
+                self.give_up_moves(link);
                 if shared.losses.is_lost(link) {
                     self.give_up_writes(link);
                 }

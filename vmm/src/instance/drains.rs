@@ -238,15 +238,16 @@ impl VmDrains {
         &self.view
     }
 
-    /// Returns the donors for another boot of the guest, if those of its configuration have been
-    /// drained, or others have joined: each that has memory of the guest is asked for at least as much.
+    /// Returns the donors for another boot of the guest, if those of its configuration have left, or
+    /// others have joined: each that has memory of the guest is asked for at least as much.
     pub fn donors_for_restart(&self) -> Option<Vec<DonorAddress>> {
         let state = self.lock();
         let has_moved = self.view.drain().is_some() || self.view.rebalance().is_some();
-        if !has_moved && !state.has_joined {
+        let (named, lenders) = (&state.named, self.lenders());
+        let has_left = connected(named, &lenders).len() < named.len();
+        if !has_moved && !state.has_joined && !has_left {
             return None;
         }
-        let (named, lenders) = (&state.named, self.lenders());
         Some(match self.view.replicas() {
             // Another one has joined for the copies of those that were lost.
             Some(_) if state.has_joined => connected(named, &self.not_lost()),

@@ -37,6 +37,7 @@ impl Inner {
             LinkEvent::Lost { ref reason, .. } => {
                 joiner.lost = true;
                 if !used {
+                    joiner.unreported_loss = Some(reason.clone());
                     tracing::warn!("{node}, of which nothing is used, is lost: {reason}");
                 }
                 (false, used.then_some(event))

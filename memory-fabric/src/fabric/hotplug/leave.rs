@@ -50,12 +50,13 @@ impl Inner {
         start: impl FnOnce(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
     ) {
         let node = self.node_of(donor);
-        let mut state = self.lock();
-        let state = &mut *state;
+        let mut guard = self.lock();
+        let state = &mut *guard;
         let is_used = self.is_used(state, donor);
         let joiner = &mut state.joiners[self.joiner_of(donor)];
         if joiner.links.is_none() || is_used || state.choosing {
-            return;
+            drop(guard);
+            return self.report_late(donor);
         }
         state.leaving.retain(|thread| !thread.is_finished());
         let inner = Arc::clone(self);
@@ -81,9 +82,26 @@ impl Inner {
         }
     }
 
+    /// Reports the loss of a donor of which nothing was used at that time, if a block has moved there
+    /// until the pager noticed.
+    fn report_late(&self, donor: usize) {
+        let lost = {
+            let mut state = self.lock();
+            let is_used = self.is_used(&state, donor);
+            let joiner = &mut state.joiners[self.joiner_of(donor)];
+            joiner.unreported_loss.take_if(|_| is_used)
+        };
+        if let Some(reason) = lost {
+            let node = self.node_of(donor);
+            (self.observer)(FabricEvent::Link(LinkEvent::Lost { node, reason }));
+        }
+    }
+
     pub(super) fn end(&self, donor: usize, (link, rdma_links): (Link, Vec<RdmaLink>)) {
         let node = self.node_of(donor);
         self.vacate(donor);
+        // Now moves to it were given up.
+        self.report_late(donor);
         self.shared.policies.join(donor, None);
         let _ = self.adapter.try_send(Change::Forget(node));
         // Before the lease ends.

@@ -60,15 +60,26 @@ fn mark_if_lost(homes: &HomeTable, losses: &Losses, block: u32, to: Home) {
 }
 
 impl Evictor {
+    fn take_moves(&mut self) {
+        if let Some(order) = self.inbox.next_moves() {
+            self.relocation.take(order);
+        }
+    }
+
+    /// Gives up moves that involve a donor whose transport has changed, also those that were ordered
+    /// before and not begun.
+    pub(super) fn give_up_moves(&mut self, link: usize) {
+        self.take_moves();
+        self.relocation.leave(link, &self.shared.homes);
+    }
+
     /// Moves blocks as far as possible without waiting; returns true when there was work.
     pub(super) fn move_blocks(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         if shared.lifecycle.is_stopping() {
             return false;
         }
-        if let Some(order) = self.inbox.next_moves() {
-            self.relocation.take(order);
-        }
+        self.take_moves();
         if self.relocation.is_idle() {
             return false;
         }
@@ -106,6 +117,36 @@ mod tests {
     use super::*;
     use crate::homes::{BLOCK_PAGES, NodeId};
     use crate::page::PageRange;
+    use crate::pager::relocate::{BlockMove, MoveOrder};
+    use crate::pager::testing;
+    use crate::transport::vacant::Vacant;
+    use crossbeam_channel::bounded;
+
+    #[test]
+    fn an_order_from_before_a_donor_left_has_no_moves_to_it() {
+        let ram = PageRange::new(PageIndex::new(0), BLOCK_PAGES);
+        let homes = HomeTable::new(NodeId(0), &[ram], None);
+        let (shared, inboxes) = testing::shared(homes, 64, 2);
+        let home = |link| Home {
+            node: shared.nodes.node_at(link),
+            slot: 0,
+        };
+        let (from, to) = (home(0), home(1));
+        shared.homes.assign(0, from);
+        let transports = vec![Box::new(Vacant) as Box<_>, Box::new(Vacant) as Box<_>];
+        let mut evictor = Evictor::new(Arc::clone(&shared), transports, inboxes.evictor);
+        let (end, ended) = bounded(1);
+        let order = MoveOrder {
+            moves: [BlockMove { block: 0, from, to }].into(),
+            progress: Arc::default(),
+            end,
+        };
+        assert!(shared.evictor.move_blocks(order));
+        evictor.give_up_moves(1);
+        evictor.move_blocks();
+        assert_eq!(ended.try_recv(), Ok(()), "nothing is left to move");
+        assert_eq!(shared.homes.home(0), Some(from));
+    }
 
     #[test]
     fn a_block_that_arrives_at_a_lost_donor_is_marked_and_another_is_not() {

@@ -33,7 +33,10 @@ impl Inner {
     pub(super) fn is_lender(&self, state: &State, link: usize) -> bool {
         match link.checked_sub(self.shared.nodes.fixed()) {
             Some(joiner) => state.joiners[joiner].links.is_some() && !state.joiners[joiner].lost,
-            None => self.leases.has(link) && !self.shared.losses.is_lost(link),
+            None => {
+                let is_lost = state.lost.contains(&link) || self.shared.losses.is_lost(link);
+                self.leases.has(link) && !is_lost
+            }
         }
     }
 

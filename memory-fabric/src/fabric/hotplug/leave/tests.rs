@@ -129,3 +129,31 @@ fn when_all_places_are_taken_by_donors_that_lacked_a_thread_the_next_request_fin
         hotplug.request(blocks * BLOCK_BYTES, at(&another)).is_ok()
     });
 }
+
+#[test]
+fn a_donor_that_is_lost_while_a_block_arrives_there_is_reported_after_all() {
+    let joins = donor(64 * MIB);
+    let running = start(&growing());
+    let hotplug = hotplug(&running.fabric);
+    let inner = &hotplug.0;
+    let place = inner.shared.nodes.fixed();
+    hotplug
+        .request(4 * BLOCK_BYTES, at(&joins))
+        .expect("it joins");
+    let node = inner.node_of(place);
+    let reason = "killed".to_owned();
+    inner.lock().choosing = true;
+    let observer = inner.observer_of(place);
+    observer(FabricEvent::Link(LinkEvent::Lost { node, reason }));
+    assert!(running.events.try_recv().is_err(), "nothing of it is used");
+    let home = crate::homes::Home { node, slot: 0 };
+    inner.shared.homes.assign(inner.first_block(), home);
+    inner.lock().choosing = false;
+    inner.disconnect(place);
+    let event = running.events.try_recv();
+    let is_loss = matches!(&event, Ok(FabricEvent::Link(LinkEvent::Lost { reason, .. }))
+        if reason == "killed");
+    assert!(is_loss, "{event:?}");
+    inner.disconnect(place);
+    assert!(running.events.try_recv().is_err(), "it is reported once");
+}
