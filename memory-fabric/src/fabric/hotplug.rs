@@ -121,6 +121,8 @@ struct State {
     pools: Pools,
     /// One for each link of a donor that can join.
     joiners: Vec<Joiner>,
+    /// Number of the last loan of a donor that joined.
+    loans: u64,
     joining: bool,
     /// Room of donors is chosen for blocks: one without blocks stays, so that none of its slots is
     /// that of another loan.
@@ -138,6 +140,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Joiner {
     taken: bool,
+    /// The number of its loan: another donor may get the place later.
+    loan: u64,
     /// Whether its link last reported it as unreachable.
     away: bool,
     lost: bool,
@@ -189,6 +193,7 @@ impl Hotplug {
         let state = State {
             pools: Pools::new(shared.homes.local()),
             joiners: joiners.map(|_| Joiner::default()).collect(),
+            loans: 0,
             joining: false,
             choosing: false,
             closed: false,
@@ -377,6 +382,16 @@ impl State {
             (_, true) => Err(HotplugError::Joining),
             _ => Ok(()),
         }
+    }
+
+    /// Gives the place of a joiner to a new donor.
+    fn take_place(&mut self, joiner: usize) {
+        self.loans += 1;
+        self.joiners[joiner] = Joiner {
+            taken: true,
+            loan: self.loans,
+            ..Joiner::default()
+        };
     }
 }
 

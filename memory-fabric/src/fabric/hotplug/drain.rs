@@ -237,13 +237,13 @@ impl Inner {
         let (news, lost) = bounded(1);
         // Some may have been lost while the room was chosen.
         self.announce_loss(Some(&news));
-        let inner = Arc::clone(self);
+        let (inner, loan) = (Arc::clone(self), self.loan_of(&state, link));
         let of_order = Arc::clone(&drain.progress);
         // It needs the lock before it does anything for the drain.
         let supervise = move || {
             inner.wait_for_moves(&ended, &lost);
             inner.settle(&moves, &of_order);
-            inner.end_drain(link);
+            inner.end_drain(link, loan);
         };
         let thread = std::thread::Builder::new().name(format!("drain-{}", node.0));
         let system = |error| HotplugError::Donor(FabricError::System("start a thread", error));

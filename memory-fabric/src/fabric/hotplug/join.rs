@@ -5,7 +5,7 @@ use super::super::connections::Connections;
 use super::super::sources::{carrier, obtain};
 use super::super::{DonorAddress, FabricError, FabricObserver, TransportKind};
 use super::transports::place_of;
-use super::{HotplugError, Inner, Joiner, State};
+use super::{HotplugError, Inner, State};
 use crate::homes::BLOCK_BYTES;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Leased, Link, LinkConfig};
@@ -34,10 +34,7 @@ impl Inner {
             }
             let place = self.place_for(&state, donor.address, |_| true);
             let place = place.ok_or_else(|| HotplugError::TooManyDonors(state.joiners.len()))?;
-            state.joiners[self.joiner_of(place)] = Joiner {
-                taken: true,
-                ..Joiner::default()
-            };
+            state.take_place(self.joiner_of(place));
             state.joining = true;
             (place, missing)
         };

@@ -4,7 +4,7 @@
 //! transports over all copies, and its link reports to the set of donors.
 
 use super::super::replicas;
-use super::{HotplugError, Inner, Joiner};
+use super::{HotplugError, Inner};
 use crate::fabric::{DonorAddress, FabricError};
 use crate::link::Leased;
 use fabric_replicas::{Newcomer, ReplicaSet};
@@ -52,10 +52,7 @@ impl Inner {
     ) -> Result<(), HotplugError> {
         let node = self.node_of(place);
         let at = self.joiner_of(place);
-        self.lock().joiners[at] = Joiner {
-            taken: true,
-            ..Joiner::default()
-        };
+        self.lock().take_place(at);
         self.keep_distrusted(set, place);
         set.prepare(place);
         let slots = leased.grant().bytes / replicas::copy_bytes(set);

@@ -1,6 +1,6 @@
 //! The end of a drain: the donor leaves.
 
-use super::super::Inner;
+use super::super::{Inner, State};
 use crate::drain::{Drain, DrainState};
 use crate::fabric::FabricEvent;
 use crate::fabric::adapt::Change;
@@ -48,10 +48,21 @@ impl Inner {
         }
     }
 
-    /// Ends the lease of a donor that was drained, unless blocks stayed there.
-    pub(super) fn end_drain(self: &Arc<Self>, link: usize) {
+    /// Returns the number of a loan, if its donor joined.
+    pub(super) fn loan_of(&self, state: &State, link: usize) -> Option<u64> {
+        let joiner = link.checked_sub(self.shared.nodes.fixed())?;
+        Some(state.joiners[joiner].loan)
+    }
+
+    /// Ends the lease of a donor that was drained, unless blocks stayed there. One that was lost when
+    /// it held nothing has left already, and another one may have its place: that is another `loan`.
+    pub(super) fn end_drain(self: &Arc<Self>, link: usize, loan: Option<u64>) {
+        let is_there = loan == self.loan_of(&self.lock(), link);
         let node = self.node_of(link);
-        let stayed = self.shared.homes.ram_blocks_at(node).count() as u64;
+        let stayed = match is_there {
+            true => self.shared.homes.ram_blocks_at(node).count() as u64,
+            false => 0,
+        };
         if stayed > 0 {
             let mib = (stayed * BLOCK_BYTES) >> 20;
             if self.shared.lifecycle.is_stopping() {
@@ -66,7 +77,12 @@ impl Inner {
         }
         self.set_drain_state(DrainState::Leaving);
         if link >= self.shared.nodes.fixed() {
-            let links = self.lock().joiners[self.joiner_of(link)].links.take();
+            let links = {
+                let mut state = self.lock();
+                let is_there = loan == self.loan_of(&state, link);
+                let links = &mut state.joiners[self.joiner_of(link)].links;
+                links.take_if(|_| is_there)
+            };
             if let Some(links) = links {
                 self.end(link, links);
             }
@@ -93,5 +109,61 @@ impl Inner {
         if let Some(drain) = self.last_drain() {
             (self.observer)(FabricEvent::Drained(drain.summary()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::{DonorAddress, FabricConfig};
+    use crate::homes::{BLOCK_PAGES, NodeId};
+    use crate::link::LinkEvent;
+    use crate::page::{PageIndex, PageRange};
+    use crate::support::{MIB, config, donor, start, wait_until};
+
+    const GUEST: u64 = 16 * MIB;
+
+    /// A donor that holds nothing is drained, and lost before that ends.
+    #[test]
+    fn the_end_of_a_drain_does_not_concern_a_donor_that_has_the_place_since_then() {
+        let lender = donor(64 * MIB);
+        let added = PageRange::new(PageIndex::new(64 * BLOCK_PAGES), 32 * BLOCK_PAGES);
+        let running = start(&FabricConfig {
+            hotplug: Some(added),
+            ..config(GUEST, GUEST, &[])
+        });
+        let hotplug = running.fabric.hotplug().expect("it was asked for");
+        let inner = &hotplug.0;
+        let at = DonorAddress {
+            name: None,
+            zone: None,
+            address: lender.address(),
+            fingerprint: None,
+            bytes: None,
+        };
+        let (leases, _) = inner
+            .lease_for_share(std::slice::from_ref(&at))
+            .expect("it lends");
+        let joined = inner.connect_all(leases).expect("it joins");
+        let (link, _) = joined[0];
+        let loan = inner.loan_of(&inner.lock(), link);
+        let (node, reason) = (inner.node_of(link), "killed".to_owned());
+        inner.observer_of(link)(FabricEvent::Link(LinkEvent::Lost { node, reason }));
+        let is_taken = || inner.lock().joiners[inner.joiner_of(link)].taken;
+        wait_until("it has left", || !is_taken());
+        hotplug
+            .request(4 * BLOCK_BYTES, Some(at))
+            .expect("it joins again");
+        assert!(is_taken(), "at its place");
+        inner.end_drain(link, loan);
+        assert_eq!(lender.pool().leases(), 1);
+        hotplug.plug(0..4).expect("memory");
+        let plugged: NodeId = inner.node_of(link);
+        assert_eq!(hotplug.homes().added_blocks_at(plugged), 4);
+        // Its own drain ends it, as before.
+        hotplug.unplug(0..4).expect("unplugged");
+        let loan = inner.loan_of(&inner.lock(), link);
+        inner.end_drain(link, loan);
+        assert_eq!(lender.pool().leases(), 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Room for the blocks of a donor that is drained.
 
-use super::super::{Inner, Joiner, State};
+use super::super::{Inner, State};
 use super::DrainError;
 use crate::fabric::DonorAddress;
 use crate::homes::{BLOCK_BYTES, Home};
@@ -179,10 +179,7 @@ impl Inner {
             let slots = u32::try_from(leased.grant().bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
             // In a new loan no slot is used.
             fabric_host::lock(&self.spent).forget(place);
-            self.lock().joiners[self.joiner_of(place)] = Joiner {
-                taken: true,
-                ..Joiner::default()
-            };
+            self.lock().take_place(self.joiner_of(place));
             match self.connect(place, leased) {
                 Ok(links) => {
                     self.lock().joiners[self.joiner_of(place)].links = Some(links);
