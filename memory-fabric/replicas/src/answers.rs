@@ -1,7 +1,7 @@
 //! Answers of donors, and answers that do not come.
 
 use crate::member::{Answer, Purpose};
-use crate::transport::{Operation, READ_STALL, ReplicatedTransport, WRITE_STALL, Work};
+use crate::transport::{AskUnsure, Operation, READ_STALL, ReplicatedTransport, WRITE_STALL, Work};
 use fabric_pages::page::PAGE_SIZE;
 use fabric_transport::{Completion, IN_FLIGHT_MAX};
 use std::time::{Duration, Instant};
@@ -103,19 +103,23 @@ impl ReplicatedTransport {
             let (work, offset) = (operation.work, operation.offset);
             let is_done = match answer {
                 Answer::Page(bytes)
-                    if operation.unsure != 0 && !repairs.opens(set, offset, bytes) =>
+                    if operation.may_be_elsewhere() && !repairs.opens(set, offset, bytes) =>
                 {
-                    let is_unsure = operation.unsure & this != 0;
-                    if is_unsure || waits_for != 0 {
+                    let is_last = waits_for == 0;
+                    // The valid copy decides what follows, after the other one was asked.
+                    let decides =
+                        operation.unsure & this == 0 && operation.ask_unsure != AskUnsure::Later;
+                    if !decides || !is_last {
                         traffic.fetched(donor, 1);
                     }
-                    if is_unsure && waits_for == 0 {
-                        // The valid copy decides what follows.
-                        unposted.push_back(u32::try_from(index).expect("a few operations"));
-                    } else if waits_for == 0 {
-                        complete(Completion::ReadFrom(donor, ticket, bytes));
+                    match (decides, is_last) {
+                        (true, true) => complete(Completion::ReadFrom(donor, ticket, bytes)),
+                        (false, true) => {
+                            unposted.push_back(u32::try_from(index).expect("a few operations"));
+                        }
+                        _ => {}
                     }
-                    !is_unsure && waits_for == 0
+                    decides && is_last
                 }
                 Answer::Page(bytes) => {
                     complete(Completion::ReadFrom(donor, ticket, bytes));

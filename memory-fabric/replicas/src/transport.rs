@@ -68,6 +68,18 @@ pub(crate) enum Work {
     Drop { pages: u32 },
 }
 
+/// Whether a copy is to be asked that is [not valid](sources).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum AskUnsure {
+    /// No, or it was.
+    No,
+    /// Before the valid one, since a page that came from that one did not open.
+    First,
+    /// As soon as its donor has room. Until then the valid one is asked, whose answer counts only if it
+    /// opens.
+    Later,
+}
+
 /// A request of the pager.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
@@ -82,9 +94,7 @@ pub(crate) struct Operation {
     pub since: Instant,
     /// Whether a read was posted to both copies, or a write is confirmed by one.
     pub is_half_done: bool,
-    /// Whether a copy may be asked that is [not valid](sources): a page that came from a valid one did
-    /// not open.
-    pub may_ask_unsure: bool,
+    pub ask_unsure: AskUnsure,
     /// The donor that was asked for such a copy, a bit.
     pub unsure: u64,
 }
@@ -96,6 +106,11 @@ impl Operation {
 
     fn is_read(&self) -> bool {
         matches!(self.work, Work::Read { .. })
+    }
+
+    /// Returns whether a copy that is not valid was asked for the page, or is to be.
+    pub(crate) fn may_be_elsewhere(&self) -> bool {
+        self.unsure != 0 || self.ask_unsure == AskUnsure::Later
     }
 }
 
@@ -196,7 +211,7 @@ impl ReplicatedTransport {
             waits_for: 0,
             since: Instant::now(),
             is_half_done: false,
-            may_ask_unsure: false,
+            ask_unsure: AskUnsure::No,
             unsure: 0,
         });
         Ok(index)
@@ -229,11 +244,8 @@ impl ReplicatedTransport {
         let Work::Read { run } = work else {
             unreachable!("only reads are posted to one copy");
         };
-        if self.operation(index).may_ask_unsure {
-            self.operation(index).may_ask_unsure = false;
-            if let Some(posted) = self.post_to_unsure(index) {
-                return posted;
-            }
+        if let Some(posted) = self.post_to_unsure(index) {
+            return posted;
         }
         let (block, in_block) = split(offset);
         let pages = run.unwrap_or(1);

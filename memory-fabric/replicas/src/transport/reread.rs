@@ -6,7 +6,7 @@
 //! The thread that rereads a page holds it, so no write-back of it is in progress, and all pieces that
 //! may be read are of the last one: no donor is suspected for an old or a new version.
 
-use super::{Operation, ReplicatedTransport, Work, bit, page_in, split};
+use super::{AskUnsure, Operation, ReplicatedTransport, Work, bit, page_in, split};
 use crate::copies::Has;
 use crate::member::Purpose;
 use fabric_pages::page::PAGE_SIZE;
@@ -28,7 +28,9 @@ impl ReplicatedTransport {
     ) -> Result<(), Full> {
         let work = Work::Read { run };
         let index = self.begin(ticket, work, offset)?;
-        self.operation(index).may_ask_unsure = run.is_none() && self.set.has_check();
+        if run.is_none() && self.set.has_check() {
+            self.operation(index).ask_unsure = AskUnsure::First;
+        }
         if let Some(stripes) = &mut self.stripes {
             stripes.begin(index, true);
             let first = stripes.take_recent(offset, run);

@@ -3,7 +3,7 @@
 //! A copy that is not valid may have missed write-backs, which only the check of a page shows. It is
 //! asked for a single page that the valid ones lack, or whose only valid copy did not open.
 
-use super::{Operation, Place, ReplicatedTransport, bit, offset_at, page_in, split};
+use super::{AskUnsure, Operation, Place, ReplicatedTransport, bit, offset_at, page_in, split};
 use crate::copies::Has;
 use crate::member::Purpose;
 use fabric_transport::Full;
@@ -46,13 +46,42 @@ impl ReplicatedTransport {
 
     /// Posts the reread of a single page to a copy that is not valid, where only one other copy is: what
     /// came from that one did not open, and its next answer decides whether the page is lost. So the copy
-    /// that may have missed write-backs is asked before it. `None` without such a copy.
+    /// that may have missed write-backs is asked before it. `None` without such a copy, and if its donor
+    /// has no room the first time: then the valid one is asked, which does not decide yet.
     ///
     /// # Errors
     ///
-    /// When its donor has no room.
+    /// When its donor has no room again.
     pub(super) fn post_to_unsure(&mut self, index: u32) -> Option<Result<(), Full>> {
-        let Operation { offset, .. } = *self.operation(index);
+        let Operation {
+            offset, ask_unsure, ..
+        } = *self.operation(index);
+        if ask_unsure == AskUnsure::No {
+            return None;
+        }
+        let posted = self.place_unsure(offset).map(|(place, in_block)| {
+            let member = &mut self.members[usize::from(place.donor)];
+            let purpose = Purpose::Operation(index);
+            let posted = member.read(purpose, offset_at(place, in_block, 1), None);
+            posted.map(|()| bit(place.donor))
+        });
+        let operation = self.operation(index);
+        if let Some(Ok(donor)) = posted {
+            operation.unsure = donor;
+            operation.waits_for |= donor;
+        }
+        operation.ask_unsure = match posted {
+            Some(Err(_)) => AskUnsure::Later,
+            _ => AskUnsure::No,
+        };
+        match posted {
+            Some(Err(Full)) if ask_unsure == AskUnsure::First => None,
+            posted => posted.map(|posted| posted.map(drop)),
+        }
+    }
+
+    /// Returns the place of the only copy of a page that is not valid, beside a valid one.
+    fn place_unsure(&self, offset: u64) -> Option<(Place, u64)> {
         let (block, in_block) = split(offset);
         let copies = self.set.copies();
         let all = [0, 1].map(|at| copies.source_at(block, at, page_in(in_block), 1));
@@ -61,20 +90,7 @@ impl ReplicatedTransport {
             | [Some((place, Has::Perhaps)), Some((_, Has::All))] => place,
             _ => return None,
         };
-        let member = &mut self.members[usize::from(place.donor)];
-        if member.out {
-            return None;
-        }
-        let posted = member.read(
-            Purpose::Operation(index),
-            offset_at(place, in_block, 1),
-            None,
-        );
-        if posted.is_ok() {
-            let operation = self.operation(index);
-            operation.unsure = bit(place.donor);
-            operation.waits_for |= operation.unsure;
-        }
-        Some(posted)
+        let is_out = self.members[usize::from(place.donor)].out;
+        (!is_out).then_some((place, in_block))
     }
 }

@@ -1,6 +1,8 @@
 //! Copies with wrong pages: no right page is replaced by a wrong one, also while copies move.
 
+use super::lost::{reread, with_one_back};
 use super::*;
+use crate::member::Purpose;
 use std::sync::{OnceLock, Weak};
 
 /// Returns what a donor has of the page at an offset, if that may be read there.
@@ -153,4 +155,35 @@ fn a_donor_that_is_back_while_it_is_given_up_is_not_used_again() {
         assert!(set.copies().is_lost(1) && set.copies().is_out(1));
         assert_eq!(set.losses.get(), 1);
     }
+}
+
+#[test]
+fn a_page_is_read_from_the_valid_copy_while_the_donor_of_the_other_one_has_no_room() {
+    let mut vm = with_one_back();
+    vm.bed.cut(1);
+    let busy = &mut vm.reader.members[1];
+    while busy.read(Purpose::Abandoned, 0, None).is_ok() {}
+    assert_eq!(reread(&mut vm, 3 * 4096), (true, 0));
+    // It is wrong there, which does not decide while the other one was not asked.
+    vm.forge(0, FLIPPED_BIT);
+    for page in [4, 5] {
+        let forged = vm.forged(0);
+        let posted = vm.reader.post_reread(Ticket(7), page * 4096, None);
+        posted.expect("the valid one has room");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while vm.forged(0) == forged || vm.reader.unposted.is_empty() {
+            assert!(Instant::now() < deadline, "it was not asked");
+            vm.reader.poll(&mut |completion| panic!("{completion:?}"));
+        }
+        match page {
+            4 => vm.bed.restore(1),
+            _ => assert!(!vm.bed.set.down(1, "cut")),
+        }
+        let bytes = vm.answer();
+        assert_eq!(vm.is_genuine(page * 4096, &bytes), page == 4, "page {page}");
+        vm.bed.cut(1);
+        let busy = &mut vm.reader.members[1];
+        while busy.read(Purpose::Abandoned, 0, None).is_ok() {}
+    }
+    assert_eq!(vm.reader.outstanding, 0);
 }

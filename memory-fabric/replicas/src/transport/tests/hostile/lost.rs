@@ -395,7 +395,7 @@ fn a_donor_is_not_blamed_for_pages_that_it_may_have_missed() {
 }
 
 /// Returns whether a page is right when it is read again, and which donor sent it.
-fn reread(vm: &mut Vm, offset: u64) -> (bool, usize) {
+pub(super) fn reread(vm: &mut Vm, offset: u64) -> (bool, usize) {
     vm.reader
         .post_reread(Ticket(7), offset, None)
         .expect("room");
@@ -416,7 +416,7 @@ fn reread(vm: &mut Vm, offset: u64) -> (bool, usize) {
 
 /// Two donors, of which the second one is back: it missed a write-back of page 7, and its copy is
 /// not filled yet.
-fn with_one_back() -> Vm {
+pub(super) fn with_one_back() -> Vm {
     let vm = with_one_out();
     vm.bed.restore(1);
     vm.bed.set.up(1);
