@@ -252,9 +252,7 @@ fn watch(drains: &VmDrains, members: &Members, grace: Duration, ended: &Receiver
         let Some(copies) = drains.view().replicas() else {
             return;
         };
-        for lost in losses.look(drains.lost(&copies)) {
-            members.note_lost(lost);
-        }
+        note_donors(drains, members, &mut losses, &copies);
         if copies.displaced_bytes == 0 {
             attempts.restart();
         }
@@ -285,6 +283,17 @@ fn watch(drains: &VmDrains, members: &Members, grace: Duration, ended: &Receiver
                 }
             }
         }
+    }
+}
+
+/// Notes which donors were lost, or are not used again, at once: their nodes may be listed under other
+/// names, and others at their addresses, when one joins in their place.
+fn note_donors(drains: &VmDrains, members: &Members, losses: &mut Losses, copies: &ReplicaSummary) {
+    if losses.distrust(drains.fabric().distrusted()) {
+        drains.distrust(members);
+    }
+    for lost in losses.look(drains.lost(copies)) {
+        members.note_lost(lost);
     }
 }
 

@@ -1,6 +1,6 @@
-//! Donors that are lost while the guest runs, each time.
+//! Donors that are lost while the guest runs, each time, and those that are not used again.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
 
 use memory_fabric::NodeId;
@@ -9,9 +9,18 @@ use memory_fabric::NodeId;
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     seen: HashSet<(NodeId, SocketAddr)>,
+    distrusted: BTreeSet<SocketAddr>,
 }
 
 impl Losses {
+    /// Takes the addresses of donors that sent too many wrong pieces so far. Returns whether there are
+    /// others than at the last look: their names are those under which they are listed now.
+    pub fn distrust(&mut self, all: BTreeSet<SocketAddr>) -> bool {
+        let has_new = !all.is_subset(&self.distrusted);
+        self.distrusted = all;
+        has_new
+    }
+
     /// Takes those that are lost now. Returns the ones that were not at the last look.
     pub fn look(&mut self, lost: HashSet<(NodeId, SocketAddr)>) -> Vec<SocketAddr> {
         let new = lost.difference(&self.seen).map(|(_, address)| *address);
@@ -31,6 +40,24 @@ impl Losses {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_donor_that_sent_wrong_pieces_is_new_once() {
+        let address = |last: u8| SocketAddr::from(([10, 0, 0, last], 7000));
+        let all = |lasts: &[u8]| lasts.iter().map(|last| address(*last)).collect();
+        let mut losses = Losses::default();
+        let looks: [(&[u8], bool); 6] = [
+            (&[], false),
+            (&[1], true),
+            (&[1], false),
+            (&[1, 2], true),
+            (&[2, 1], false),
+            (&[3, 1, 2], true),
+        ];
+        for (lasts, has_new) in looks {
+            assert_eq!(losses.distrust(all(lasts)), has_new, "{lasts:?}");
+        }
+    }
 
     #[test]
     fn each_loss_of_a_donor_is_seen_once() {
