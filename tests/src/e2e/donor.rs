@@ -110,8 +110,18 @@ impl Donor {
         more: &[&str],
     ) -> anyhow::Result<Self> {
         let address = format!("{}:{port}", context.testbed.host(host).address());
+        Self::listening_at(context, (host, &address, port), memory, more)
+    }
+
+    /// The same at this address.
+    pub fn listening_at(
+        context: &Context<'_>,
+        (host, address, port): (usize, &str, u16),
+        memory: &str,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
         let report = format!("/tmp/node-{port}.json");
-        Self::at(context, (host, &address), &[], &report, memory, more)
+        Self::at(context, (host, address), &[], &report, memory, more)
     }
 
     fn at(

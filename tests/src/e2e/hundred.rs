@@ -6,6 +6,7 @@
 //! line in `guests.txt` of the scenario, and a directory with its console. A guest that does not
 //! survive ends nothing: the others still run, until a few have failed.
 
+mod by_rdma;
 mod choice;
 mod tally;
 
@@ -25,6 +26,7 @@ use super::repeat::Hang;
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::{RemoteProcess, TestbedError};
+use by_rdma::BY_RDMA;
 use choice::{Kill, choose, count_of, seed_of};
 use tally::{Survival, Tally, longest_pause_ms};
 
@@ -43,9 +45,16 @@ pub(super) const LONG: &[Scenario] = &[
         hosts: Hosts::THREE_6_12,
         run: |context| guests(context, &STRIPES),
     },
+    Scenario {
+        name: "replicas_rdma",
+        about: "a guest with two copies of its memory, which it reads by RDMA, loses a donor to kill -9 while it verifies them, and another one after the repair; no byte is lost",
+        needs_product: true,
+        hosts: Hosts::THREE_6_12,
+        run: by_rdma::by_rdma,
+    },
 ];
 
-/// Guests in a row, unless [`COUNT`] says otherwise.
+/// Guests in a row.
 const GUESTS: usize = 100;
 /// Guests that may fail before a scenario ends: the first ones show what is wrong.
 const FAILED_MAX: usize = 3;
@@ -81,14 +90,19 @@ type Place = (usize, u16, &'static str);
 #[derive(Debug)]
 struct Way {
     flags: [&'static str; 2],
+    transport: &'static str,
     donors: &'static [Place],
     /// How many are killed at once.
     at_once: usize,
+    /// Guests in a row, unless [`COUNT`] says otherwise.
+    guests: usize,
 }
 
 /// Two are left after the first kill, which hold both copies of everything.
 const COPIES: Way = Way {
     flags: ["--replicas", "2"],
+    transport: "tcp",
+    guests: GUESTS,
     donors: &[
         (2, 7700, "10.77.0.2:7700"),
         (2, 7701, "10.77.0.2:7701"),
@@ -101,6 +115,8 @@ const COPIES: Way = Way {
 /// enough, since a VM by itself asks for room for the pieces of one donor only.
 const STRIPES: Way = Way {
     flags: ["--redundancy", "4+2"],
+    transport: "tcp",
+    guests: GUESTS,
     donors: &[
         (2, 7700, "10.77.0.2:7700,memory=64M"),
         (2, 7701, "10.77.0.2:7701,memory=64M"),
@@ -124,7 +140,7 @@ impl Way {
             ..Guest::small(1, WORK)
         };
         guest.more.extend(["--local-memory", "64M", "--name", NAME]);
-        guest.more.extend(["--transport", "tcp"]);
+        guest.more.extend(["--transport", self.transport]);
         guest.more.extend(GRACE_SHORT);
         guest.more.extend(self.flags);
         for &(.., donor) in self.donors {
@@ -140,8 +156,8 @@ fn guests(context: &Context<'_>, way: &Way) -> Result {
     let seed = seed_of(named.as_deref(), now.unwrap_or_default())
         .map_err(|error| anyhow::anyhow!("{SEED}: {error}"))?;
     let named = std::env::var(COUNT).ok();
-    let count =
-        count_of(named.as_deref(), GUESTS).map_err(|error| anyhow::anyhow!("{COUNT}: {error}"))?;
+    let count = count_of(named.as_deref(), way.guests)
+        .map_err(|error| anyhow::anyhow!("{COUNT}: {error}"))?;
     let mut lines = std::fs::File::create(context.artifacts.join("guests.txt"))?;
     writeln!(lines, "seed {seed}")?;
     let mut random = SplitMix::new(seed);
@@ -194,13 +210,14 @@ fn one_guest(
     kills: &[Kill; 2],
     donors: &mut [Option<Donor>],
 ) -> anyhow::Result<Survival> {
-    for (donor, &(host, port, _)) in donors.iter_mut().zip(way.donors) {
+    for (donor, &(host, port, flag)) in donors.iter_mut().zip(way.donors) {
         if donor.is_none() {
-            *donor = Some(Donor::listening(context, (host, port), LENT, &[])?);
+            let place = (host, address_of(flag), port);
+            *donor = Some(Donor::listening_at(context, place, LENT, &[])?);
         }
     }
     let process = way.guest().boot(context)?;
-    let survived = survive(context, kills, donors, &process);
+    let survived = survive(context, way, kills, donors, &process);
     if survived.is_err() {
         // Best effort: the first error counts. The next guest must not meet this one.
         let _ = std::fs::write(context.artifacts.join("errors.txt"), process.stderr());
@@ -210,9 +227,15 @@ fn one_guest(
     survived
 }
 
+/// Returns the address in a value of `--donor`.
+fn address_of(flag: &str) -> &str {
+    flag.split(',').next().unwrap_or(flag)
+}
+
 /// Kills donors of a guest twice, and checks that it verifies its memory after each time.
 fn survive(
     context: &Context<'_>,
+    way: &Way,
     [first, second]: &[Kill; 2],
     donors: &mut [Option<Donor>],
     process: &RemoteProcess,
@@ -251,6 +274,14 @@ fn survive(
         probe["corrupt_bytes"] == 0 && probe["verified_bytes"].as_u64() >= Some(PROBE_BYTES)
     };
     ensure!(probes.iter().all(is_right), "{probes:?}");
+    if way.transport == BY_RDMA.transport {
+        let fetched = by_rdma::fetched(&guest.report)?;
+        ensure!(
+            fetched >= FETCHED_MIN,
+            "only {fetched} pages came by RDMA: {}",
+            guest.report["nodes"]
+        );
+    }
     memory_is_back(context)?;
     let since: Vec<Value> = probes.into_iter().skip(passes_before).collect();
     let slowest = guest.number("/faults/remote/latency_us/max")?;
@@ -369,14 +400,20 @@ mod tests {
 
     #[test]
     fn donors_are_where_the_flags_say_and_enough_for_both_kills() {
-        for way in [&COPIES, &STRIPES] {
+        for way in [&COPIES, &BY_RDMA, &STRIPES] {
             for (host, port, flag) in way.donors {
-                let address = flag.split(',').next();
-                assert_eq!(address, Some(&*format!("10.77.0.{host}:{port}")));
+                let network = match (way.transport, host) {
+                    ("rdma", 3) => 78,
+                    _ => 77,
+                };
+                let address = format!("10.{network}.0.{host}:{port}");
+                assert_eq!(address_of(flag), address);
             }
             let guest = way.guest();
             assert!(guest.more.windows(2).any(|pair| pair == way.flags));
             assert_eq!(guest.local_memory, None);
+            let transport = ["--transport", way.transport];
+            assert!(guest.more.windows(2).any(|pair| pair == transport));
         }
         assert!(WORK.contains(&format!(" {}M;", PROBE_BYTES >> 20)));
         assert_eq!(COPIES.donors.len() - 2 * COPIES.at_once, 1);

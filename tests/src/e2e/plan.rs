@@ -3,9 +3,9 @@
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
     faults, free_pages, hotplug, huge_shmem, hundred, irqchip, irqchip_compared, native_demo,
-    network, nodes, nodes_lost, numa, poison, rdma, rdma_faults, rdma_many, rdma_removed,
-    rdma_sealed, rdma_settings, reads, ssi, stall, status, three_hosts, tour, transports, udp, up,
-    vsock, working_set,
+    network, nodes, nodes_lost, numa, poison, rdma, rdma_faults, rdma_many,
+    rdma_removed, rdma_sealed, rdma_settings, reads, ssi, stall, status, three_hosts, tour,
+    transports, udp, up, vsock, working_set,
 };
 
 /// Scenarios that every run must have time for: each way a guest starts and ends, and each subsystem
@@ -210,7 +210,7 @@ mod tests {
         let is_long = |s: &Scenario| s.name == "distro_work_tcp";
         assert!(plan.long.iter().any(is_long) && !plan.alone.iter().any(is_long));
         assert!(!plan.needs_distro());
-        for name in ["replicas_hundred", "stripes_hundred"] {
+        for name in ["replicas_hundred", "replicas_rdma"] {
             assert!(plan.long.iter().any(|s| s.name == name), "{name}");
         }
         let named = plan.named(&["distro_work_tcp".into()]);
