@@ -29,6 +29,7 @@ mod network;
 mod nodes;
 mod nodes_lost;
 mod numa;
+mod placement;
 mod plan;
 mod poison;
 mod prometheus;

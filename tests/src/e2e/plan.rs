@@ -3,7 +3,7 @@
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, drain, exec, fault_kinds,
     faults, free_pages, hotplug, huge_shmem, hundred, irqchip, irqchip_compared, native_demo,
-    network, nodes, nodes_lost, numa, poison, rdma, rdma_faults, rdma_many,
+    network, nodes, nodes_lost, numa, placement, poison, rdma, rdma_faults, rdma_many,
     rdma_removed, rdma_sealed, rdma_settings, reads, ssi, stall, status, three_hosts, tour,
     transports, udp, up, vsock, working_set,
 };
@@ -112,6 +112,7 @@ impl Plan {
                 hundred::LONG,
                 irqchip_compared::LONG,
                 nodes::LONG,
+                placement::LONG,
                 rdma_many::LONG,
                 ssi::SCENARIOS,
             ]
@@ -210,7 +211,7 @@ mod tests {
         let is_long = |s: &Scenario| s.name == "distro_work_tcp";
         assert!(plan.long.iter().any(is_long) && !plan.alone.iter().any(is_long));
         assert!(!plan.needs_distro());
-        for name in ["replicas_hundred", "replicas_rdma"] {
+        for name in ["replicas_hundred", "replicas_rdma", "placement_heat"] {
             assert!(plan.long.iter().any(|s| s.name == name), "{name}");
         }
         let named = plan.named(&["distro_work_tcp".into()]);
