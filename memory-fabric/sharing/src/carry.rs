@@ -129,6 +129,9 @@ impl<P: Peers> Engine<P> {
             }
             Bytes::Member(member) => {
                 self.stats.from_member.increment();
+                if let Some(pages) = self.stats.from_each.get(member.index()) {
+                    pages.increment();
+                }
                 self.stats.hot.count(page, writable);
                 let now = self.ticks(self.now);
                 for (thread, since) in self.stats.waits.threads(page) {

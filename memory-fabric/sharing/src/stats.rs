@@ -1,5 +1,6 @@
 //! Counters of an engine, which its thread updates and any thread may read.
 
+use fabric_coherence::members::MEMBERS_MAX;
 use fabric_host::metrics::{Counter, Gauge, Histogram};
 
 use crate::hot::HotPages;
@@ -19,6 +20,8 @@ pub struct SharingStats {
     pub upgrades: Counter,
     /// Pages that came from another compute node.
     pub from_member: Counter,
+    /// The same, by the place of the node that sent them.
+    pub from_each: [Counter; MEMBERS_MAX],
     /// Pages that came from their home.
     pub from_home: Counter,
     /// Pages that were all zero, so that no bytes travelled.

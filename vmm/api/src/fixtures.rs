@@ -330,6 +330,7 @@ fn peers_of(id: u32) -> Vec<Peer> {
             _ => PeerTransport::Tls,
         },
         connections: 1 + node + id,
+        pages_received: u64::from(100 * id + node),
     });
     peer.collect()
 }

@@ -14,7 +14,7 @@ const PAGES_SHOWN: usize = 20;
 /// A row of the table of nodes: a name, and a value of a node or of all.
 type Row = (&'static str, fn(&Transfers) -> String);
 
-const ROWS: [Row; 17] = [
+const ROWS: [Row; 18] = [
     ("faults", |t| count(t.faults)),
     ("requests to read", |t| count(t.reads)),
     ("requests to write", |t| count(t.writes)),
@@ -27,6 +27,7 @@ const ROWS: [Row; 17] = [
     ("request, median", |t| time(t.request_us.p50)),
     ("request, 99 %", |t| time(t.request_us.p99)),
     ("hold, median", |t| time(t.hold_us.p50)),
+    ("hold, 99 %", |t| time(t.hold_us.p99)),
     ("pages lost early", |t| count(t.early_losses)),
     ("pages requested ahead", |t| count(t.requested_ahead)),
     ("tokens", |t| count(t.tokens)),
@@ -86,13 +87,17 @@ fn hottest(page: &mut String, coherence: &Coherence) {
         "<section class=\"wide\">\n<h2>The hottest pages</h2>\n<p class=\"about\">Pages that nodes \
          took from each other most often, and who took them.</p>\n<div class=\"scroll\"><table>\n\
          <thead><tr><th>guest-physical address</th><th>moved</th><th>to read</th><th>to write</th>\
-         <th>nodes</th></tr></thead>\n<tbody>\n",
+         <th>by node, to read + to write</th></tr></thead>\n<tbody>\n",
     );
     for hot in coherence.hottest.iter().take(PAGES_SHOWN) {
         let sum = |of: fn(&ssi_hv_api::report::HotPageNode) -> u64| {
             hot.nodes.iter().map(of).fold(0, u64::saturating_add)
         };
-        let nodes: Vec<String> = hot.nodes.iter().map(|node| node.node.to_string()).collect();
+        let by_node = hot.nodes.iter().map(|got| {
+            let (node, reads, writes) = (got.node, count(got.reads), count(got.writes));
+            format!("{node}: {reads} + {writes}")
+        });
+        let by_node: Vec<String> = by_node.collect();
         let _ = writeln!(
             page,
             "<tr><th><code>{:#x}</code></th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
@@ -100,7 +105,7 @@ fn hottest(page: &mut String, coherence: &Coherence) {
             count(hot.transfers),
             count(sum(|node| node.reads)),
             count(sum(|node| node.writes)),
-            nodes.join(", "),
+            by_node.join(", "),
         );
     }
     page.push_str("</tbody>\n</table></div>\n</section>\n");

@@ -138,7 +138,7 @@ fn nodes_with_vcpus_have_a_column_each_and_their_hottest_pages_a_row() {
         "<th>node 0 (here)</th><th>node 1 (10.0.0.2:7000)</th><th>all</th>",
         "<tr><th>requests to read</th><td>0</td><td>1\u{202f}234</td><td>0</td></tr>",
         "<code>0x2a10000</code></th><td>77</td>",
-        "<td>0, 1</td>",
+        ", 1: 5 + 2</td>",
         "No donors: nodes with vCPUs share the memory.",
     ] {
         assert!(page.contains(part), "{part}");

@@ -1,5 +1,6 @@
 //! Metrics of the memory that nodes with vCPUs share.
 
+mod hot;
 mod policy;
 
 use super::families::{Families, Labels, flag, float};
@@ -32,9 +33,9 @@ fn label(node: u32) -> (&'static str, String) {
 
 /// Adds the metrics of a VM whose vCPUs are on several nodes; nothing for another one.
 pub(super) fn add(all: &mut Families, status: &VmStatus, times: &[NodeTimes]) {
-    if status.coherence.is_none() {
+    let Some(coherence) = &status.coherence else {
         return;
-    }
+    };
     let is_compute = |now: &&NodeNow| now.node.role == Role::Compute;
     let nodes: Vec<&NodeNow> = status.nodes.iter().filter(is_compute).collect();
     all.gauges(
@@ -82,6 +83,13 @@ pub(super) fn add(all: &mut Families, status: &VmStatus, times: &[NodeTimes]) {
             .iter()
             .map(|(labels, peer)| (labels.clone(), peer.connections.into())),
     );
+    all.counters(
+        "ssi_hv_compute_peer_pages_received_total",
+        "Pages that the node got from the other one.",
+        peers
+            .iter()
+            .map(|(labels, peer)| (labels.clone(), peer.pages_received)),
+    );
     let vcpus = nodes.iter().flat_map(|now| {
         STATES.map(|(state, name)| {
             let of_node = status.vcpus.iter().filter(|cpu| cpu.node == now.node.id);
@@ -99,6 +107,7 @@ pub(super) fn add(all: &mut Families, status: &VmStatus, times: &[NodeTimes]) {
         policy::add(all, used);
     }
     add_transfers(all, &nodes);
+    hot::add(all, &coherence.hottest);
     let of = |time: fn(&NodeTimes) -> &Distribution| {
         let samples = times.iter();
         samples.map(move |of| (vec![label(of.node)], time(of)))

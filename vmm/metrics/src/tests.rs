@@ -177,6 +177,7 @@ fn names_follow_the_conventions_of_prometheus() {
             "reason",
             "member",
             "peer",
+            "rank",
         ];
         assert!(
             labels.iter().all(|label| known.contains(&label.as_str())),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use memory_fabric::compute::{self, Paths, SharedGuest, SharingStats};
 use memory_fabric::fabric::DONORS_MAX;
 use memory_fabric::page::PAGE_SHIFT;
-use memory_fabric::stats::Summary;
+use memory_fabric::stats::{Counter, Summary};
 use memory_fabric::view::FabricView;
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,10 @@ impl From<&SharedGuest> for Watched {
 }
 
 impl Watched {
+    fn pages_from(&self, place: usize) -> u64 {
+        self.stats.from_each.get(place).map_or(0, Counter::get)
+    }
+
     fn peers(&self) -> Vec<Peer> {
         let peers = self.paths.now().map(|path| Peer {
             node: path.peer.place().into(),
@@ -59,6 +63,7 @@ impl Watched {
                 compute::PeerTransport::Rdma => PeerTransport::Rdma,
             },
             connections: path.connections,
+            pages_received: self.pages_from(path.peer.index()),
         });
         peers.collect()
     }

@@ -336,6 +336,7 @@ mod tests {
             node,
             transport: PeerTransport::Rdma,
             connections: 2,
+            pages_received: 3,
         };
         Observed {
             transfers: Transfers {

@@ -96,7 +96,7 @@ fn a_vm_on_several_nodes_shows_them_and_what_its_vcpus_wait_for() {
         "vCPUs      0 on 0: running  1 on 0: waits for 0x2a10000  2 on 1: halted",
         "3 on 2: unknown\n",
         "policy     follow: 1 moves, 2 failed  1 moved (26 s)  1 watched  2 waits little\n",
-        "hot pages  0x2a10000 moved 5898 times: node 0 20 to read, 2930 to write, node 1",
+        "hot pages  0x2a10000 moved 5898, read + write: 0: 20 + 2930, 1: 3 + 2945\n",
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }

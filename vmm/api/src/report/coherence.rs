@@ -62,6 +62,9 @@ pub struct Peer {
     pub transport: PeerTransport,
     /// Connections made so far: more than one after others broke.
     pub connections: u32,
+    /// Pages that the node got from the other one.
+    #[serde(default)]
+    pub pages_received: u64,
 }
 
 /// What a node asked for, got and gave of the memory that nodes share. Counts are of pages.

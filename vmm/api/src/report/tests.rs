@@ -41,6 +41,7 @@ fn the_fields_have_the_promised_names() {
             node: 1,
             transport: PeerTransport::Tls,
             connections: 2,
+            pages_received: 3,
         }],
         ..Node::default()
     });
@@ -162,7 +163,9 @@ fn the_fields_have_the_promised_names() {
                 "steps": 0,
                 "steps_us": 0.0,
             },
-            "peers": [{ "node": 1, "transport": "tcp+tls", "connections": 2 }],
+            "peers": [
+                { "node": 1, "transport": "tcp+tls", "connections": 2, "pages_received": 3 },
+            ],
             "counted_s_ago": null,
             "transfers": transfers,
             "faults": kind,

@@ -271,14 +271,15 @@ pub fn hottest(coherence: &Coherence, most: usize) -> Vec<String> {
     lines.collect()
 }
 
+/// Two nodes fit in 80 columns.
 fn hot(page: &HotPage) -> String {
-    let mut text = format!("{:#x} moved {} times", page.address, page.transfers);
-    for (index, node) in page.nodes.iter().enumerate() {
-        text += if index == 0 { ": " } else { ", " };
-        text += &format!(
-            "node {} {} to read, {} to write",
-            node.node, node.reads, node.writes
-        );
-    }
-    text
+    let nodes = page.nodes.iter();
+    let nodes = nodes.map(|got| format!("{}: {} + {}", got.node, got.reads, got.writes));
+    let nodes: Vec<_> = nodes.collect();
+    format!(
+        "{:#x} moved {}, read + write: {}",
+        page.address,
+        page.transfers,
+        nodes.join(", ")
+    )
 }

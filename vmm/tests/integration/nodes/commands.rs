@@ -150,6 +150,8 @@ fn a_guest_starts_its_second_cpu_on_a_node() {
         for what in ["faults", "pages_received", "pages_sent", "requests"] {
             assert!(count(node, what) > 0, "{what} of node {node} in {report}");
         }
+        let from_other = &nodes[node]["peers"][0]["pages_received"];
+        assert_eq!(*from_other, count(node, "pages_received"), "{report}");
     }
     // The last page may be on its way.
     assert!(
@@ -236,8 +238,12 @@ fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
     let policy = json!({"kind": "static", "moves": 0, "moves_failed": 0, "vcpus": []});
     assert_eq!(status["vcpu_policy"], policy, "{status}");
     for (node, other) in [(0, 1), (1, 0)] {
-        let expected = json!([{"node": other, "transport": "tcp", "connections": 1}]);
-        assert_eq!(status["nodes"][node]["peers"], expected, "{status}");
+        let peers = &status["nodes"][node]["peers"];
+        let pages = &status["nodes"][node]["transfers"]["pages_received"];
+        let expected = json!([{
+            "node": other, "transport": "tcp", "connections": 1, "pages_received": pages,
+        }]);
+        assert_eq!(*peers, expected, "{status}");
     }
     let text = place.printed(&["status", "two"]);
     assert!(text.contains("\ntravels    tcp\n"), "{text}");
