@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash};
 
 use stateright::{Checker, Model, Property};
 
-use super::world::{Budget, Step, World};
+use super::world::{Step, World};
 use crate::mutation::Mutation;
 
 /// More steps than the accesses of an explored world can need.
@@ -48,7 +48,7 @@ impl<const P: usize> Explored<P> {
     }
 
     /// Like [`Self::run`], with less memory and longer ways.
-    fn run_deep(self) -> Result<usize, String> {
+    pub(super) fn run_deep(self) -> Result<usize, String> {
         Self::result(&self.checker().threads(2).spawn_dfs().join())
     }
 
@@ -142,6 +142,27 @@ where
     }
 }
 
+/// What may still happen that no protocol asks for.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub(super) struct Budget {
+    /// Accesses of each node.
+    pub(super) accesses: u8,
+    pub(super) evictions: u8,
+    pub(super) duplicates: u8,
+    pub(super) replayed_writes: u8,
+    pub(super) crashes: u8,
+    pub(super) early_releases: u8,
+    pub(super) sweeps: u8,
+    pub(super) prefetches: u8,
+    /// Whether an access needs two pages at once, in either order.
+    pub(super) pairs: bool,
+    /// Whether nodes write zeroes, too.
+    pub(super) zeroes: bool,
+    /// Whether nodes without a directory, which are alike, begin in the order of their places: of runs
+    /// that differ in nothing but these places, one is explored.
+    pub(super) in_order: bool,
+}
+
 pub(super) const NOTHING: Budget = Budget {
     accesses: 0,
     evictions: 0,
@@ -153,6 +174,7 @@ pub(super) const NOTHING: Budget = Budget {
     prefetches: 0,
     pairs: false,
     zeroes: false,
+    in_order: false,
 };
 
 fn explore<const P: usize>(name: &str, explored: Explored<P>) {
@@ -241,6 +263,43 @@ fn a_crash_ends_everything_and_names_what_was_lost() {
     explore("2 nodes, 1 block, 1 crash", explored);
 }
 
+/// Repeated messages and a crash in the same run.
+pub(super) fn disturbed(accesses: u8, duplicates: u8, crashes: u8) -> Budget {
+    Budget {
+        duplicates,
+        crashes,
+        ..budget(accesses, 0)
+    }
+}
+
+/// Two nodes and two pages of a block, which is split from the start.
+pub(super) fn two_by_two(budget: Budget) -> Explored<2> {
+    Explored::new(2, 2, true, budget)
+}
+
+/// Two nodes and two pages, each with its directory at another node.
+pub(super) fn two_directories(budget: Budget) -> Explored<1> {
+    Explored::new(2, 2, true, budget)
+}
+
+/// Three nodes and a page.
+pub(super) fn three_by_one(budget: Budget) -> Explored<1> {
+    Explored::new(3, 1, true, budget)
+}
+
+#[test]
+fn two_nodes_and_two_pages_with_a_repeated_message_and_a_crash() {
+    let budget = disturbed(1, 1, 1);
+    explore(
+        "2 nodes, 2 pages of one block, a repeated message, 1 crash",
+        two_by_two(budget),
+    );
+    explore(
+        "2 nodes, 2 pages of two directories, a repeated message, 1 crash",
+        two_directories(budget),
+    );
+}
+
 /// Two nodes whose accesses need the same two pages at once, of two directories, and ask for the token
 /// when they have lost one.
 pub(super) fn pairs(accesses: u8, early_releases: u8) -> Explored<1> {
@@ -307,4 +366,38 @@ fn long_explorations() {
     };
     let explored = Explored::<1>::new(3, 1, true, crash);
     explore("3 nodes, 1 page, 1 crash", explored);
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn long_explorations_with_repeated_messages_and_a_crash() {
+    let evicting = Budget {
+        evictions: 1,
+        ..disturbed(1, 1, 1)
+    };
+    explore(
+        "2 nodes, 2 pages of one block, 1 eviction, a repeated message, 1 crash",
+        two_by_two(evicting),
+    );
+    explore(
+        "2 nodes, 2 pages of two directories, 1 eviction, a repeated message, 1 crash",
+        two_directories(evicting),
+    );
+    explore(
+        "3 nodes, 1 page, a repeated message",
+        three_by_one(disturbed(1, 1, 0)),
+    );
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn three_nodes_and_a_page_with_a_repeated_message_and_a_crash() {
+    let in_order = Budget {
+        in_order: true,
+        ..disturbed(1, 1, 1)
+    };
+    explore(
+        "3 nodes, 1 page, a repeated message, 1 crash",
+        three_by_one(in_order),
+    );
 }

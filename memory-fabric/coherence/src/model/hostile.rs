@@ -171,7 +171,7 @@ fn flood(seed: u64, steps: usize, messages: usize) -> Vec<Violation> {
     let mut world = World::<P>::new(
         4,
         3 * P,
-        super::world::Budget {
+        super::explore::Budget {
             accesses: 20,
             evictions: 20,
             sweeps: 4,

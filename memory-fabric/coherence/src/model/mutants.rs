@@ -1,8 +1,9 @@
 //! Defects put into the protocol on purpose: each one has to be found.
 
-use super::explore::{Explored, NOTHING};
+use super::explore::{
+    Budget, Explored, NOTHING, disturbed, three_by_one, two_by_two, two_directories,
+};
 use super::simulate::{Plan, Random, Simulation, contend, simulate};
-use super::world::Budget;
 use crate::mutation::Mutation;
 
 /// Accesses and evictions of a small world.
@@ -16,7 +17,15 @@ fn budget(accesses: u8, evictions: u8) -> Budget {
 
 /// Asserts that an exploration finds the mutation.
 fn explore<const P: usize>(mutation: Mutation, explored: Explored<P>) {
-    let found = explored.mutate(mutation).run();
+    found(mutation, explored.mutate(mutation).run());
+}
+
+/// The same where the shortest way to the failure takes much memory.
+fn explore_deep<const P: usize>(mutation: Mutation, explored: Explored<P>) {
+    found(mutation, explored.mutate(mutation).run_deep());
+}
+
+fn found(mutation: Mutation, found: Result<usize, String>) {
     let failure = found.expect_err(&format!("{mutation:?} is not found"));
     let failure = failure.lines().next().unwrap_or_default();
     println!("{mutation:?}: {failure}");
@@ -47,6 +56,21 @@ fn explorations_find_broken_transactions() {
         Mutation::UnblockOnGrant,
     ] {
         explore(mutation, Explored::<1>::new(2, 1, true, budget(2, 0)));
+    }
+}
+
+#[test]
+fn explorations_of_more_pages_and_nodes_find_broken_transactions() {
+    for mutation in [
+        Mutation::DropAck,
+        Mutation::CopyBeforeZap,
+        Mutation::SkipUnblock,
+        Mutation::ReuseNumber,
+    ] {
+        explore_deep(mutation, two_by_two(budget(2, 0)));
+        explore_deep(mutation, two_directories(budget(2, 0)));
+        explore_deep(mutation, three_by_one(budget(1, 0)));
+        explore_deep(mutation, three_by_one(disturbed(1, 1, 1)));
     }
 }
 

@@ -5,7 +5,8 @@ use std::collections::BinaryHeap;
 
 use fabric_pages::page::PageIndex;
 
-use super::world::{Access, Budget, Kind, Step, World, member};
+use super::explore::Budget;
+use super::world::{Access, Kind, Step, World, member};
 use crate::mutation::Mutation;
 
 /// Pages of a block here.

@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use fabric_pages::page::PageIndex;
 
+use super::explore::Budget;
 use super::node::{Node, Vcpu};
 use crate::action::DirectoryAction;
 use crate::lanes::{Arrival, Header, Inbox};
@@ -61,24 +62,6 @@ impl PartialEq for Queue {
 }
 
 impl Eq for Queue {}
-
-/// What may still happen that no protocol asks for.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub(super) struct Budget {
-    /// Accesses of each node.
-    pub(super) accesses: u8,
-    pub(super) evictions: u8,
-    pub(super) duplicates: u8,
-    pub(super) replayed_writes: u8,
-    pub(super) crashes: u8,
-    pub(super) early_releases: u8,
-    pub(super) sweeps: u8,
-    pub(super) prefetches: u8,
-    /// Whether an access needs two pages at once, in either order.
-    pub(super) pairs: bool,
-    /// Whether nodes write zeroes, too.
-    pub(super) zeroes: bool,
-}
 
 /// A page as its home stores it.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -419,12 +402,22 @@ impl<const P: usize> World<P> {
         }
     }
 
+    /// Whether the node has no directory, and the one before it neither, which has done nothing.
+    fn is_before_its_turn(&self, me: Member) -> bool {
+        let keepers = self.homes.len().div_ceil(P);
+        let before = me.index().checked_sub(1).filter(|at| *at >= keepers);
+        before.is_some_and(|at| self.nodes[at].is_alive && self.nodes[at].accesses == 0)
+    }
+
     /// Steps that come from outside, as far as the budget goes.
     pub(super) fn outside_steps(&self, steps: &mut Vec<Step>) {
         let budget = &self.budget;
         let pages = || (0..).take(self.homes.len()).map(PageIndex::new);
         let members = || self.members();
         for (me, node) in members().zip(&self.nodes).filter(|(_, node)| node.runs()) {
+            if budget.in_order && self.is_before_its_turn(me) {
+                continue;
+            }
             let can_begin = node.vcpu == Vcpu::Idle && node.accesses < budget.accesses;
             if can_begin && budget.pairs {
                 for backwards in [false, true] {
