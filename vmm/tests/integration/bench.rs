@@ -180,6 +180,13 @@ fn three_processes_share_a_memory_and_count_exactly() {
     }
     assert_eq!((work.len(), &result["wrong_sums"]), (6, &Value::from(0)));
     assert_eq!(result["donor"], Value::from(Vec::<Value>::new()));
+    let cost = result["cost"].as_array().expect("a list");
+    assert_eq!(cost.len(), 2, "{result}");
+    for cost in cost {
+        for key in ["two_nodes_cpu_us", "four_nodes_cpu_us", "ratio"] {
+            assert!(cost[key].as_f64() > Some(0.1), "{key}: {result}");
+        }
+    }
 }
 
 #[test]

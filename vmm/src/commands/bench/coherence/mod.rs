@@ -1,5 +1,6 @@
 //! `ssi-hv bench coherence`: a memory that several processes of this machine share.
 
+mod cost;
 mod donor;
 mod floor;
 mod node;
@@ -27,6 +28,7 @@ use super::bed::Bed;
 use super::{ROUNDS, Series, finish, median, micros};
 use crate::cli::bench::BenchCoherenceConfig;
 use crate::commands::Failure;
+use cost::{Cost, Costs};
 use donor::AtDonor;
 use floor::SAMPLES;
 pub use node::serve as node;
@@ -49,6 +51,8 @@ struct CoherenceBench {
     /// Reads of pages that nodes 0 and 1 keep at a donor, each with a lease of its own.
     donor: Vec<Transaction>,
     work: Vec<Worked>,
+    /// CPU time of a request with two nodes and with four.
+    cost: Vec<Cost>,
     /// Sums of counters that were not what was added.
     wrong_sums: u32,
     /// Of pages at the donor.
@@ -152,6 +156,7 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         true => Some(AtDonor::start(config.nodes, carrier)?),
         false => None,
     };
+    let mut costs = Costs::start(carrier)?;
     let mut under_tls: Vec<(Series, Series)> = KINDS.iter().map(|_| Default::default()).collect();
     let Answer::Listening(far) = nodes.ask(1, &Command::FloorServe(None))? else {
         bail!("node 1 serves no floor");
@@ -196,6 +201,7 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         if let Some(at_donor) = &mut at_donor {
             at_donor.round()?;
         }
+        costs.round()?;
         progress.step();
     }
     drop(progress);
@@ -220,6 +226,7 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         .map_or(0, |measured| measured.corrupt_bytes);
     // Its processes end before all others work.
     let donor = at_donor.map_or_else(Vec::new, |measured| measured.transactions());
+    let cost = costs.list();
     let milliseconds = u64::from(config.seconds) * 1000 / (2 * Work::ALL.len() as u64);
     let mut work = Vec::new();
     for (place, what) in Work::ALL.into_iter().enumerate() {
@@ -236,6 +243,7 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         tls,
         donor,
         work,
+        cost,
         wrong_sums: u32::try_from(wrong_sums)?,
         verified_bytes,
         corrupt_bytes,
@@ -307,6 +315,9 @@ fn counters(nodes: &mut Nodes) -> Result<Counters> {
             bail!("a node has no counters: {answer:?}");
         };
         sum.transfers += one.transfers;
+        sum.reads += one.reads;
+        sum.writes += one.writes;
+        sum.upgrades += one.upgrades;
         sum.invalidated += one.invalidated;
         sum.holds += one.holds;
         sum.early += one.early;
@@ -438,6 +449,18 @@ fn table(result: &CoherenceBench) -> String {
             row.invalidations_per_second,
             row.cpu_us_per_transfer,
             if row.is_exact { "yes" } else { "NO" }
+        );
+    }
+    let _ = writeln!(
+        text,
+        "\n{:<28}{:>9}{:>9}{:>9}",
+        "us CPU for a request", "2 nodes", "4 nodes", "x"
+    );
+    for row in &result.cost {
+        let _ = writeln!(
+            text,
+            "{:<28}{:>9.1}{:>9.1}{:>9.2}",
+            row.name, row.two_nodes_cpu_us, row.four_nodes_cpu_us, row.ratio
         );
     }
     text

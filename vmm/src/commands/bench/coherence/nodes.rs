@@ -105,8 +105,13 @@ impl Nodes {
 
     /// Asks all nodes at once.
     pub(super) fn all(&mut self, command: &Command) -> Result<Vec<Answer>> {
-        for node in &mut self.0 {
-            say(&mut node.input, command)?;
+        self.each(|_| command.clone())
+    }
+
+    /// Asks each node something else at once.
+    pub(super) fn each(&mut self, command: impl Fn(usize) -> Command) -> Result<Vec<Answer>> {
+        for (place, node) in self.0.iter_mut().enumerate() {
+            say(&mut node.input, &command(place))?;
         }
         self.0.iter_mut().map(Node::answer).collect()
     }

@@ -136,6 +136,13 @@ pub(super) struct Counters {
     pub(super) cpu_us: u64,
 }
 
+impl Counters {
+    /// Pages that were asked for.
+    pub(super) const fn requests(&self) -> u64 {
+        self.reads + self.writes + self.upgrades
+    }
+}
+
 /// What a node answers.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum Answer {
