@@ -2,9 +2,9 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit of open files to its maximum: a node needs three for each connection of a VM,
-/// and the usual limit of 1024, which is kept low for programs that use select(2), would suffice
-/// for some ninety VMs.
+/// Raises the limit of open files to its maximum: a node needs one for each connection of a VM, and
+/// the usual limit of 1024, which is kept low for programs that use select(2), would suffice for
+/// some two hundred VMs.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -7,9 +7,10 @@
 //! all places by TCP.
 
 use super::session;
-use super::{CONNECTIONS_MAX, WAITING_MAX};
+use super::{CONNECTIONS_MAX, CONTROL_SPARE, RESTING_MAX, WAITING_MAX};
 use crate::transport::rdma::RdmaError;
 use crate::transport::rdma::resources::{Quota, Share, Usage};
+use crate::transport::resting::RESTING_BYTES;
 use crate::transport::{tls, udp};
 use crate::wire::{CONTROL_BYTES_MAX, TrafficClass};
 use std::sync::Arc;
@@ -21,8 +22,9 @@ const TCP_BYTES: usize = 4 * CONTROL_BYTES_MAX;
 const CONNECTION_BYTES_MAX: usize = max(TCP_BYTES, max(tls::BUFFER_BYTES, udp::WAITING_BYTES));
 
 /// Limit of the bytes of all connections, without those of page traffic.
-const CONNECTIONS_BYTES_MAX: u64 =
-    (CONNECTIONS_MAX + WAITING_MAX) as u64 * CONNECTION_BYTES_MAX as u64;
+const CONNECTIONS_BYTES_MAX: u64 = (CONNECTIONS_MAX + CONTROL_SPARE + WAITING_MAX) as u64
+    * CONNECTION_BYTES_MAX as u64
+    + RESTING_MAX as u64 * RESTING_BYTES as u64;
 
 /// Limit of the bytes for page traffic: what as many connections by TCP as there can be take. By UDP
 /// each takes more.
@@ -42,6 +44,8 @@ pub(super) enum Made {
     Tcp,
     Tls,
     Udp,
+    /// It rests, and has given its buffers back.
+    Resting,
 }
 
 /// There is no room for the buffers of another connection.
@@ -83,6 +87,7 @@ impl Buffers {
             Made::Tcp => TCP_BYTES,
             Made::Tls => tls::BUFFER_BYTES,
             Made::Udp => udp::WAITING_BYTES,
+            Made::Resting => RESTING_BYTES,
         };
         take(&self.connections, bytes)
     }
@@ -146,9 +151,10 @@ mod tests {
         assert_eq!(by_udp(TrafficClass::Bulk), 4_549_usize);
         assert_eq!(by_udp(TrafficClass::Prefetch), 11_717_usize);
         let tenths_of_gib = |bytes: u64| (bytes * 10 + (1 << 29)) >> 30;
-        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX), 10);
+        assert_eq!(RESTING_BYTES >> 10, 2);
+        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX), 11);
         assert_eq!(tenths_of_gib(PAGES_BYTES_MAX), 23);
-        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX + PAGES_BYTES_MAX), 32);
+        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX + PAGES_BYTES_MAX), 34);
     }
 
     #[test]
@@ -161,8 +167,11 @@ mod tests {
             let pages = buffers.take_for_pages(TrafficClass::Bulk, 0);
             shares.push(pages.expect("room"));
         }
-        for _ in 0..WAITING_MAX {
+        for _ in 0..WAITING_MAX + CONTROL_SPARE {
             shares.push(buffers.take(Made::Udp).expect("a place"));
+        }
+        for _ in 0..RESTING_MAX {
+            shares.push(buffers.take(Made::Resting).expect("a place"));
         }
         let refused = buffers.take_for_pages(TrafficClass::Urgent, 0);
         let Usage { in_use, limit } = buffers.usage();

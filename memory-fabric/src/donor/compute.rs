@@ -1,6 +1,7 @@
 //! vCPUs that a node lends beside memory.
 
 use super::connection::Connection;
+use super::places::Purpose;
 use super::policy::{Denied, Resource};
 use super::refuse::{refuse, refuse_malformed};
 use crate::control::{ControlError, ControlStream};
@@ -132,7 +133,7 @@ impl Connection<'_> {
             Ok(reserved) => reserved,
             Err(error) => return refuse(&mut control, Refusal::NoMemory, error.to_string()),
         };
-        if let Err(full) = self.place.establish() {
+        if let Err(full) = self.place.establish(Purpose::Lasting) {
             return refuse(&mut control, Refusal::Busy, full.to_string());
         }
         let ending = Ending::new().map(Arc::new);

@@ -1,7 +1,8 @@
 //! One connection to a donor: its purpose, and the control of a lease.
 
 use super::buffers::Buffers;
-use super::places::Place;
+use super::places::{Place, Purpose};
+use super::policy::Charge;
 use super::pool::{LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
 use super::{CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
@@ -38,6 +39,35 @@ pub(super) struct Served {
     pub(super) cpus: Option<Arc<dyn CpuLender>>,
 }
 
+/// The control connection of a lease.
+#[derive(Debug)]
+pub(super) struct Controlling {
+    pub(super) control: ControlStream,
+    pub(super) of: Controlled,
+}
+
+/// What a control connection is of.
+#[derive(Debug)]
+pub(super) struct Controlled {
+    pub(super) token: Token,
+    /// The number of the connection among those of its lease.
+    pub(super) number: u64,
+    /// What its member is charged with.
+    pub(super) _charged: Option<Charge>,
+}
+
+impl Controlled {
+    /// Notes that the peer has closed the connection, or that it broke.
+    pub(super) fn orphan(&self, pool: &Pool, cause: &io::Error) {
+        // The VM's kernel closed the connection, which is not a timeout.
+        if cause.kind() != io::ErrorKind::TimedOut
+            && let Some(lease) = pool.find(&self.token)
+        {
+            lease.orphan(self.number);
+        }
+    }
+}
+
 /// One connection, until its first frame determines its purpose.
 pub(super) struct Connection<'a> {
     pub(super) served: &'a Served,
@@ -46,32 +76,36 @@ pub(super) struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    pub(super) fn serve(&mut self, stream: Stream) -> Result<(), ControlError> {
+    /// Serves the connection, until it ends or has become the control connection of a lease.
+    pub(super) fn serve(&self, stream: Stream) -> Result<Option<Controlling>, ControlError> {
         let mut control = ControlStream::accepted(stream, self.peer);
         // Its request is read before it is refused: closing a socket with unread data would reset
         // the connection before the peer has read why.
         let admitted = self.served.pool.admit(control.identity());
         let (frame, payload) = match control.receive(CONTROL_TIMEOUT) {
             Ok(received) => received,
-            Err(error) => return refuse_malformed(&mut control, error),
+            Err(error) => return refuse_malformed(&mut control, error).map(over),
         };
         if let Some(subject) = control.identity()
             && subject.holder.role == Role::Operator
         {
             let text = format!("{subject} is no VM or node, and uses no memory");
-            return refuse(&mut control, Refusal::Malformed, text);
+            return refuse(&mut control, Refusal::Malformed, text).map(over);
         }
-        let _charged = match admitted {
+        let charged = match admitted {
             Ok(charged) => charged,
-            Err(denied) => return refuse(&mut control, Refusal::NotAllowed, denied.to_string()),
+            Err(denied) => {
+                let text = denied.to_string();
+                return refuse(&mut control, Refusal::NotAllowed, text).map(over);
+            }
         };
-        match frame.kind {
+        let served = match frame.kind {
             FrameKind::Lease => match control.decode(frame.kind, &payload) {
-                Ok(request) => self.lease(control, request),
+                Ok(request) => return self.lease(control, request, charged),
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Resume => match control.decode::<Token>(frame.kind, &payload) {
-                Ok(token) => self.resume(control, token),
+                Ok(token) => return self.resume(control, token, charged),
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Attach => match control.decode(frame.kind, &payload) {
@@ -96,14 +130,20 @@ impl Connection<'_> {
                 let error = ControlError::Protocol(self.peer, WireError::Unexpected(other));
                 refuse_malformed(&mut control, error)
             }
-        }
+        };
+        served.map(over)
     }
 
-    fn lease(&self, mut control: ControlStream, request: LeaseRequest) -> Result<(), ControlError> {
+    fn lease(
+        &self,
+        mut control: ControlStream,
+        request: LeaseRequest,
+        charged: Option<Charge>,
+    ) -> Result<Option<Controlling>, ControlError> {
         if request.vm.len() > VM_NAME_BYTES_MAX {
             let bytes = request.vm.len();
             let text = format!("VM name of {bytes} bytes, {VM_NAME_BYTES_MAX} is the limit");
-            return refuse(&mut control, Refusal::Malformed, text);
+            return refuse(&mut control, Refusal::Malformed, text).map(over);
         }
         let owner = control.identity().cloned();
         // It is logged.
@@ -122,14 +162,14 @@ impl Connection<'_> {
                     LeaseError::Denied(_) => Refusal::NotAllowed,
                     LeaseError::NoMemory { .. } | LeaseError::System(_) => Refusal::NoMemory,
                 };
-                return refuse(&mut control, refusal, error.to_string());
+                return refuse(&mut control, refusal, error.to_string()).map(over);
             }
         };
         let token = lease.token;
-        if let Err(full) = self.place.establish() {
+        if let Err(full) = self.place.establish(purpose(&control)) {
             drop(lease);
             self.served.pool.end(&token);
-            return refuse(&mut control, Refusal::Busy, full.to_string());
+            return refuse(&mut control, Refusal::Busy, full.to_string()).map(over);
         }
         let (peer, bytes) = (self.peer, lease.bytes());
         match LENT.pass(Instant::now()) {
@@ -151,35 +191,58 @@ impl Connection<'_> {
             self.served.pool.end(&token);
             return Err(error);
         }
-        self.keep(control, token, number)
+        let of = Controlled {
+            token,
+            number,
+            _charged: charged,
+        };
+        Ok(Some(Controlling { control, of }))
     }
 
     /// Resumes a lease on a new control connection.
-    fn resume(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
-        let Some(lease) = self.served.pool.find_for(&token, control.identity()) else {
-            return refuse_unknown(&mut control);
-        };
-        if let Err(full) = self.place.establish() {
-            return refuse(&mut control, Refusal::Busy, full.to_string());
-        }
-        let number = lease.begin_control();
-        drop(lease);
-        if self.answer_status(&mut control, &token, number, FrameKind::Renew)? {
-            self.keep(control, token, number)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Serves control connection `number` of a lease. When it breaks, the lease continues until it
-    /// expires.
-    fn keep(
+    fn resume(
         &self,
         mut control: ControlStream,
         token: Token,
-        number: u64,
+        charged: Option<Charge>,
+    ) -> Result<Option<Controlling>, ControlError> {
+        let Some(lease) = self.served.pool.find_for(&token, control.identity()) else {
+            return refuse_unknown(&mut control).map(over);
+        };
+        if let Err(full) = self.place.establish(purpose(&control)) {
+            return refuse(&mut control, Refusal::Busy, full.to_string()).map(over);
+        }
+        let number = lease.begin_control();
+        drop(lease);
+        if !self.answer_status(&mut control, &token, number, FrameKind::Renew)? {
+            return Ok(None);
+        }
+        let of = Controlled {
+            token,
+            number,
+            _charged: charged,
+        };
+        Ok(Some(Controlling { control, of }))
+    }
+
+    /// Serves the next request of a control connection that did not come to rest, and then those
+    /// after it. When the connection breaks, the lease continues until it expires. `timeout` is
+    /// that of the next request; without one the connection may be as silent as between renewals.
+    pub(super) fn keep(
+        &self,
+        controlling: Controlling,
+        timeout: Option<Duration>,
     ) -> Result<(), ControlError> {
+        let Controlling { mut control, of } = controlling;
+        let (token, number) = (of.token, of.number);
+        let mut timeout = timeout;
         loop {
+            let next = timeout.take();
+            if next.is_none()
+                && let Err(full) = self.place.stay()
+            {
+                return refuse(&mut control, Refusal::Busy, full.to_string());
+            }
             // A control connection is silent between renewals; one that is silent for longer than
             // any lease lasts has lost its peer.
             let longest = self
@@ -187,16 +250,12 @@ impl Connection<'_> {
                 .pool
                 .find(&token)
                 .map(|lease| lease.duration * 2);
-            let received = control.receive(longest.unwrap_or(CONTROL_TIMEOUT));
+            let received = control.receive(next.or(longest).unwrap_or(CONTROL_TIMEOUT));
             let (frame, payload) = match received {
                 Ok(received) => received,
                 Err(error) => {
-                    // The VM's kernel closed the connection, which is not a timeout.
-                    if let (ControlError::Stream(_, cause), Some(lease)) =
-                        (&error, self.served.pool.find(&token))
-                        && cause.kind() != io::ErrorKind::TimedOut
-                    {
-                        lease.orphan(number);
+                    if let ControlError::Stream(_, cause) = &error {
+                        of.orphan(&self.served.pool, cause);
                     }
                     return Err(error);
                 }
@@ -257,19 +316,17 @@ impl Connection<'_> {
         mut control: ControlStream,
         request: AttachRequest,
     ) -> Result<(), ControlError> {
-        let broken = |error| ControlError::Stream(self.peer, error);
         let (class, epoch) = (request.class, request.epoch);
         let owner = control.identity();
         let Some(lease) = self.served.pool.find_for(&request.token, owner) else {
             return refuse_unknown(&mut control);
         };
-        if let Err(full) = self.place.establish() {
+        if let Err(full) = self.place.establish(Purpose::Lasting) {
             return refuse(&mut control, Refusal::Busy, full.to_string());
         }
         let mut stream = control.into_stream();
-        let registered = stream.closer().map_err(broken)?;
         let kind = SessionKind::Pages(class);
-        let begun = lease.begin_session(kind, registered, epoch, TAKE_OVER_TIMEOUT);
+        let begun = lease.begin_session(kind, stream.closer(), epoch, TAKE_OVER_TIMEOUT);
         if let Err(error) = begun {
             let mut control = ControlStream::accepted(stream, self.peer);
             return refuse_session(&mut control, class, &error);
@@ -300,4 +357,18 @@ impl Connection<'_> {
         lease.end_session(kind, attached.newest_epoch());
         served
     }
+}
+
+/// Returns what a control connection is for: by UDP it cannot rest.
+fn purpose(control: &ControlStream) -> Purpose {
+    if control.is_udp() {
+        Purpose::Lasting
+    } else {
+        Purpose::Control
+    }
+}
+
+/// The connection has been served.
+const fn over((): ()) -> Option<Controlling> {
+    None
 }

@@ -14,11 +14,12 @@ pub mod server;
 mod session;
 
 pub use compute::{CpuLender, Ending};
-pub use places::{WAITING_MAX, WAITING_OF_ADDRESS_MAX};
+pub use places::{CONTROL_SPARE, RESTING_MAX, WAITING_MAX, WAITING_OF_ADDRESS_MAX};
 
 use std::time::Duration;
 
-/// Limit of connections of leases; each has a thread.
+/// Limit of connections of leases that have a thread each. Control connections that only renew
+/// rest, and do not count: see [`RESTING_MAX`].
 pub const CONNECTIONS_MAX: usize = 3072;
 
 /// Timeout for the end of a page connection that a new one replaces.

@@ -21,7 +21,16 @@ pub const WAITING_OF_ADDRESS_MAX: usize = 16;
 /// in a handshake, which takes some milliseconds, and more on a busy host.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// Limit of addresses that are remembered: twice as many as can be connected.
+/// Limit of control connections that rest: they have no thread of their own. Linux allows a process
+/// 20,000 to a million descriptors, as its limit is set.
+pub const RESTING_MAX: usize = 32 << 10;
+
+/// Threads beyond [`CONNECTIONS_MAX`] for control connections by TCP: while they are set up, and
+/// for their last request. So connections for pages, which take all other places, keep no lease
+/// from being resumed or released.
+pub const CONTROL_SPARE: usize = 256;
+
+/// Limit of addresses that are remembered beside those that are connected.
 const KNOWN_MAX: usize = 2 * CONNECTIONS_MAX;
 
 /// How far a waiting connection is. Those that are least far are dropped first.
@@ -62,6 +71,15 @@ pub(super) enum Admission {
 )]
 pub(super) struct Full;
 
+/// What a connection of a lease is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Purpose {
+    /// Its lease alone, by TCP: it rests soon, or ends.
+    Control,
+    /// Anything else.
+    Lasting,
+}
+
 /// The place of a connection that has a thread.
 pub(super) trait Place {
     /// Notes that the connection has shown a lease, or got one, and gives it a place among those of
@@ -70,7 +88,14 @@ pub(super) trait Place {
     /// # Errors
     ///
     /// [`Full`].
-    fn establish(&self) -> Result<(), Full>;
+    fn establish(&self, purpose: Purpose) -> Result<(), Full>;
+
+    /// Notes that the control connection keeps its thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`], when it has one of those that are for a short time.
+    fn stay(&self) -> Result<(), Full>;
 
     /// From now on, a member that may not use this node any more gets the reason from its vCPUs'
     /// end, instead of a connection that breaks.
@@ -83,6 +108,64 @@ struct Waiting {
     stage: Stage,
     /// When it came to this stage.
     since: Instant,
+}
+
+/// A connection of a lease.
+#[derive(Debug)]
+struct Established {
+    from: IpAddr,
+    thread: Thread,
+}
+
+/// The thread of a connection of a lease.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Thread {
+    /// One of [`CONNECTIONS_MAX`].
+    Lasting,
+    /// One of [`CONTROL_SPARE`].
+    Short,
+    /// That of all resting connections.
+    Shared,
+}
+
+/// Numbers of connections of leases by their threads.
+#[derive(Debug, Default)]
+struct Threads {
+    lasting: usize,
+    short: usize,
+    shared: usize,
+}
+
+impl Threads {
+    const fn of(&mut self, thread: Thread) -> (&mut usize, usize) {
+        match thread {
+            Thread::Lasting => (&mut self.lasting, CONNECTIONS_MAX),
+            Thread::Short => (&mut self.short, CONTROL_SPARE),
+            Thread::Shared => (&mut self.shared, RESTING_MAX),
+        }
+    }
+
+    fn take(&mut self, thread: Thread) -> Result<Thread, Full> {
+        let (count, most) = self.of(thread);
+        if *count >= most {
+            return Err(Full);
+        }
+        *count += 1;
+        Ok(thread)
+    }
+
+    fn take_for(&mut self, purpose: Purpose) -> Result<Thread, Full> {
+        match purpose {
+            Purpose::Control => self
+                .take(Thread::Short)
+                .or_else(|_| self.take(Thread::Lasting)),
+            Purpose::Lasting => self.take(Thread::Lasting),
+        }
+    }
+
+    const fn give_back(&mut self, thread: Thread) {
+        *self.of(thread).0 -= 1;
+    }
 }
 
 /// An address from which leases were used.
@@ -101,8 +184,10 @@ pub(super) struct Places {
     waiting: BTreeMap<u64, Waiting>,
     /// Threads that serve waiting connections, and those that were dropped and have not ended.
     threads: usize,
-    /// Addresses of the connections of leases.
-    established: HashMap<u64, IpAddr>,
+    /// Those of leases.
+    established: HashMap<u64, Established>,
+    /// How many of these have which thread.
+    threads_of: Threads,
     known: HashMap<IpAddr, Known>,
     /// How long an address is remembered: as long as a lease of an absent VM may last.
     memory: Duration,
@@ -128,6 +213,7 @@ impl Places {
             waiting: BTreeMap::new(),
             threads: 0,
             established: HashMap::new(),
+            threads_of: Threads::default(),
             known: HashMap::new(),
             memory,
             next: 0,
@@ -139,7 +225,7 @@ impl Places {
         self.waiting.len()
     }
 
-    /// Returns the number of connections of leases.
+    /// Returns the number of connections of leases, with those that rest.
     pub(super) fn established(&self) -> usize {
         self.established.len()
     }
@@ -286,27 +372,75 @@ impl Places {
         &mut self,
         number: u64,
         address: IpAddr,
+        purpose: Purpose,
         now: Instant,
     ) -> Result<(), Full> {
         if self.established.contains_key(&number) {
             return Ok(());
         }
-        if self.established.len() >= CONNECTIONS_MAX {
-            return Err(Full);
-        }
+        let thread = self.threads_of.take_for(purpose)?;
         let from = network(address);
         self.waiting.remove(&number);
         self.threads -= 1;
-        self.established.insert(number, from);
+        self.established
+            .insert(number, Established { from, thread });
         let (open, since) = (0, now);
         self.known.entry(from).or_insert(Known { open, since }).open += 1;
         self.forget(now);
         Ok(())
     }
 
-    /// Removes a connection whose thread has ended.
+    /// Returns the number of connections that rest.
+    pub(super) fn resting(&self) -> usize {
+        self.threads_of.shared
+    }
+
+    /// Notes that a control connection keeps its thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    pub(super) fn stay(&mut self, number: u64) -> Result<(), Full> {
+        match self.established.get(&number).map(|one| one.thread) {
+            Some(Thread::Short) => self.change(number, Thread::Short, Purpose::Lasting),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that a connection of a lease has no thread of its own any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`], when it has to keep its thread.
+    pub(super) fn rest(&mut self, number: u64) -> Result<(), Full> {
+        let one = self.established.get_mut(&number).ok_or(Full)?;
+        let shared = self.threads_of.take(Thread::Shared)?;
+        self.threads_of.give_back(one.thread);
+        one.thread = shared;
+        Ok(())
+    }
+
+    /// Notes that a resting connection gets a thread again.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    pub(super) fn wake(&mut self, number: u64, purpose: Purpose) -> Result<(), Full> {
+        self.change(number, Thread::Shared, purpose)
+    }
+
+    fn change(&mut self, number: u64, from: Thread, purpose: Purpose) -> Result<(), Full> {
+        let one = self.established.get_mut(&number);
+        let one = one.filter(|one| one.thread == from).ok_or(Full)?;
+        one.thread = self.threads_of.take_for(purpose)?;
+        self.threads_of.give_back(from);
+        Ok(())
+    }
+
+    /// Removes a connection whose thread has ended, or that rested.
     pub(super) fn end(&mut self, number: u64, now: Instant) {
-        if let Some(from) = self.established.remove(&number) {
+        if let Some(Established { from, thread }) = self.established.remove(&number) {
+            self.threads_of.give_back(thread);
             if let Some(known) = self.known.get_mut(&from) {
                 known.open -= 1;
                 known.since = now;
@@ -324,14 +458,16 @@ impl Places {
 
     /// Forgets addresses that are too many: those without connections, the longest unused first.
     fn forget(&mut self, now: Instant) {
-        if self.known.len() <= KNOWN_MAX {
+        // As many can be connected.
+        let most = KNOWN_MAX + self.established.len();
+        if self.known.len() <= most {
             return;
         }
         let memory = self.memory;
         self.known.retain(|_, known| {
             known.open > 0 || now.saturating_duration_since(known.since) < memory
         });
-        while self.known.len() > KNOWN_MAX {
+        while self.known.len() > most {
             let unused = self.known.iter().filter(|(_, known)| known.open == 0);
             let oldest = unused.min_by_key(|(_, known)| known.since);
             let Some(oldest) = oldest.map(|(from, _)| *from) else {

@@ -25,8 +25,9 @@ const CLOSING_TIME_MAX: Duration = Duration::from_secs(10);
 /// Limits the log lines about tokens in other hands.
 static STOLEN: Seldom = Seldom::notices();
 
-/// Limit of leases.
-pub const LEASES_MAX: usize = 1024;
+/// Limit of leases: as many as control connections can rest. Each has a mapping of its own, of
+/// which Linux allows a process 65,530 (`vm.max_map_count`).
+pub const LEASES_MAX: usize = crate::donor::RESTING_MAX;
 
 /// Why no lease is granted.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! RDMA connections of VMs: they are set up here, and then need no CPU of the donor.
 
 use super::TAKE_OVER_TIMEOUT;
-use super::places::Place;
+use super::places::{Place, Purpose};
 use super::pool::{Lease, Pool, SessionKind};
 use super::refuse::{refuse, refuse_session, refuse_unknown};
 use crate::control::{ControlError, ControlStream};
@@ -138,7 +138,7 @@ pub(super) fn serve(
     let Some(lease) = pool.find_for(&token, control.identity()) else {
         return refuse_unknown(&mut control);
     };
-    if let Err(full) = place.establish() {
+    if let Err(full) = place.establish(Purpose::Lasting) {
         return refuse(&mut control, Refusal::Busy, full.to_string());
     }
     if control.is_udp() {
@@ -166,11 +166,9 @@ pub(super) fn serve(
     }
     let peer = control.peer();
     let local = control.local()?;
-    let broken = |error| ControlError::Stream(peer, error);
     let stream = control.into_stream();
     let kind = SessionKind::Rdma(class);
-    let registered = stream.closer().map_err(broken)?;
-    let begun = lease.begin_session(kind, registered, epoch, TAKE_OVER_TIMEOUT);
+    let begun = lease.begin_session(kind, stream.closer(), epoch, TAKE_OVER_TIMEOUT);
     let mut control = ControlStream::accepted(stream, peer);
     if let Err(error) = begun {
         return refuse_session(&mut control, class, &error);

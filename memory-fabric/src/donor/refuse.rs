@@ -24,10 +24,12 @@ pub(super) fn refuse(
     control.send(FrameKind::Error, &ErrorMessage { refusal, text })
 }
 
+/// What a VM is told whose lease does not exist.
+pub(super) const UNKNOWN_LEASE: &str = "no such lease: it ended, or the node was started again";
+
 /// Refuses a request for a lease that does not exist.
 pub(super) fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlError> {
-    let text = "no such lease: it ended, or the node was started again".to_owned();
-    refuse(control, Refusal::UnknownLease, text)
+    refuse(control, Refusal::UnknownLease, UNKNOWN_LEASE.to_owned())
 }
 
 /// Refuses a connection that cannot replace the previous one.

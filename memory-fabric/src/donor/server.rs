@@ -1,7 +1,9 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
 mod accept;
+mod mailbox;
 mod open;
+mod rest;
 
 use super::CpuLender;
 use super::buffers::{self, Buffers};
@@ -16,6 +18,7 @@ use accept::{accept, listen_on_tcp, listen_on_udp};
 use fabric_host::Seldom;
 use fabric_identity::{Holder, ReloadError, SharedCredentials};
 use fabric_transport::tls::Peer;
+use mailbox::Mailbox;
 pub use open::Dropped;
 use open::Shared;
 use std::io;
@@ -186,7 +189,9 @@ impl Donor {
         };
         let credentials = config.credentials.clone();
         let ended = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(listen)?;
-        let shared = Shared::new(served, credentials, config.lease_duration_max, ended);
+        let rest = Mailbox::new().map_err(listen)?;
+        let longest = config.lease_duration_max;
+        let shared = Shared::new(served, credentials, longest, ended, rest);
         let shared = Arc::new(shared);
         let mut threads = Vec::new();
         let accepting = Arc::clone(&shared);
@@ -194,6 +199,8 @@ impl Donor {
             accept(&accepting, &accepted_from)
         })?);
         let fingerprint = listen_on_udp(&shared, address, &mut threads)?;
+        let resting = Arc::clone(&shared);
+        threads.push(thread("donor-rest", move || rest::serve(&resting))?);
         let expiring = Arc::clone(&shared);
         threads.push(thread("donor-leases", move || expire(&expiring))?);
         Ok(Self {
@@ -248,6 +255,12 @@ impl Donor {
     #[must_use]
     pub fn waiting_and_established(&self) -> (usize, usize) {
         self.shared.counts()
+    }
+
+    /// Returns the number of those of leases that have no thread of their own.
+    #[must_use]
+    pub fn resting(&self) -> usize {
+        self.shared.resting()
     }
 
     /// Returns how many connections were dropped.
@@ -342,6 +355,7 @@ impl Drop for Donor {
         if let Err(error) = socket2::SockRef::from(&self.listener).shutdown(Shutdown::Both) {
             tracing::warn!(%error, "the listener does not end");
         }
+        self.shared.rest.ring();
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
             let _ = thread.join();

@@ -374,7 +374,7 @@ fn a_grant_of_more_than_was_asked_is_refused_with_value_and_limit() {
     let donor = std::thread::spawn(move || {
         for bytes in [GUEST + 4096, u64::MAX] {
             let (stream, peer) = listener.accept().expect("a client");
-            let mut control = ControlStream::accepted(Stream::Tcp(stream), peer);
+            let mut control = ControlStream::accepted(Stream::Tcp(stream.into()), peer);
             let patience = Duration::from_secs(20);
             let (frame, _) = control.receive(patience).expect("a request");
             assert_eq!(frame.kind, FrameKind::Lease);

@@ -58,6 +58,8 @@ pub enum ControlError {
 pub struct ControlStream {
     stream: Stream,
     peer: SocketAddr,
+    /// What was received while it rested, and is read first.
+    unread: Vec<u8>,
 }
 
 impl ControlStream {
@@ -86,12 +88,28 @@ impl ControlStream {
                 _ => ControlError::Connect(peer, error),
             }
         })?;
-        Ok(Self { stream, peer })
+        Ok(Self::accepted(stream, peer))
     }
 
     /// Wraps a connection that a peer opened.
     pub fn accepted(stream: Stream, peer: SocketAddr) -> Self {
-        Self { stream, peer }
+        Self::woken(stream, peer, Vec::new())
+    }
+
+    /// Wraps a connection that rested. `unread` was received meanwhile.
+    pub(crate) fn woken(stream: Stream, peer: SocketAddr, unread: Vec<u8>) -> Self {
+        Self {
+            stream,
+            peer,
+            unread,
+        }
+    }
+
+    /// Returns whether the connection can [rest](crate::resting::Resting): it is by TCP, with or
+    /// without TLS, and whatever was received on it has been read.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.unread.is_empty() && self.stream.is_quiet()
     }
 
     /// Sends a request and awaits the answer, which must be of kind `answer`.
@@ -323,7 +341,9 @@ impl ControlStream {
     }
 
     fn read_exact_by(&mut self, buffer: &mut [u8], deadline: Instant) -> Result<(), ControlError> {
-        let mut filled = 0;
+        let mut filled = self.unread.len().min(buffer.len());
+        buffer[..filled].copy_from_slice(&self.unread[..filled]);
+        self.unread.drain(..filled);
         while filled < buffer.len() {
             match self.stream.read_by(&mut buffer[filled..], deadline) {
                 Ok(0) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),

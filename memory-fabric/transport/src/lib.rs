@@ -18,6 +18,7 @@ pub mod path;
 pub mod policy;
 pub mod port;
 pub mod rdma;
+pub mod resting;
 pub mod select;
 pub mod stream;
 pub mod tcp;

@@ -9,6 +9,7 @@ use fabric_wire::TrafficClass;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What connections to a donor are made of.
@@ -46,7 +47,7 @@ impl Carrier {
 #[derive(Debug)]
 pub enum Stream {
     /// TCP.
-    Tcp(TcpStream),
+    Tcp(Arc<TcpStream>),
     /// TCP under TLS.
     Tls(Box<TlsStream>),
     /// QUIC over UDP.
@@ -56,8 +57,8 @@ pub enum Stream {
 /// Ends a connection from another thread.
 #[derive(Debug)]
 pub enum Closer {
-    /// Of a TCP connection.
-    Tcp(TcpStream),
+    /// Of a TCP connection: the descriptor of the connection itself.
+    Tcp(Arc<TcpStream>),
     /// Of a QUIC connection.
     Udp(UdpCloser),
 }
@@ -85,7 +86,7 @@ impl Stream {
             Carrier::Tcp => {
                 let stream = TcpStream::connect_timeout(&peer, timeout)?;
                 stream.set_nodelay(true)?;
-                Self::Tcp(stream)
+                Self::Tcp(stream.into())
             }
             Carrier::Tls(node) => {
                 let stream = TcpStream::connect_timeout(&peer, timeout)?;
@@ -124,7 +125,7 @@ impl Stream {
     /// `WouldBlock` when there is nothing now; else the connection broke.
     pub fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.read(target),
+            Self::Tcp(stream) => (&**stream).read(target),
             Self::Tls(stream) => stream.read(target),
             Self::Udp(stream) => stream.read(target),
         }
@@ -138,7 +139,7 @@ impl Stream {
     /// `WouldBlock` when nothing is taken now; else the connection broke.
     pub fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.write_vectored(parts),
+            Self::Tcp(stream) => (&**stream).write_vectored(parts),
             Self::Tls(stream) => stream.write_vectored(parts),
             Self::Udp(stream) => stream.write_vectored(parts),
         }
@@ -154,7 +155,7 @@ impl Stream {
             Self::Tcp(stream) => {
                 let left = time_left(deadline)?;
                 stream.set_read_timeout(Some(left))?;
-                match stream.read(target) {
+                match (&**stream).read(target) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         Err(io::ErrorKind::TimedOut.into())
                     }
@@ -181,7 +182,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => {
                 stream.set_write_timeout(Some(time_left(deadline)?))?;
-                stream.write_all(frame)
+                (&**stream).write_all(frame)
             }
             Self::Tls(_) | Self::Udp(_) => {
                 let mut rest = frame;
@@ -301,6 +302,17 @@ impl Stream {
         }
     }
 
+    /// Whether whatever was received or encrypted has been read or sent, so that its socket alone
+    /// says when there is something to do. Never over UDP, where the protocol has timers.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        match self {
+            Self::Tcp(_) => true,
+            Self::Tls(stream) => stream.is_quiet(),
+            Self::Udp(_) => false,
+        }
+    }
+
     /// Lifts the limits of what the peer may send before it has shown what it may do.
     pub fn lift_limits(&mut self, class: TrafficClass) {
         if let Self::Udp(stream) = self {
@@ -322,16 +334,13 @@ impl Stream {
     }
 
     /// What ends the connection from another thread.
-    ///
-    /// # Errors
-    ///
-    /// When the process has no descriptor left.
-    pub fn closer(&self) -> io::Result<Closer> {
-        Ok(match self {
-            Self::Tcp(stream) => Closer::Tcp(stream.try_clone()?),
-            Self::Tls(stream) => Closer::Tcp(stream.socket().try_clone()?),
+    #[must_use]
+    pub fn closer(&self) -> Closer {
+        match self {
+            Self::Tcp(stream) => Closer::Tcp(Arc::clone(stream)),
+            Self::Tls(stream) => Closer::Tcp(stream.shared_socket()),
             Self::Udp(stream) => Closer::Udp(stream.closer()),
-        })
+        }
     }
 
     /// Who is at the other end, where certificates say so.
@@ -351,7 +360,7 @@ impl Stream {
     /// When it is none, or one under TLS.
     pub fn into_tcp(self) -> io::Result<TcpStream> {
         match self {
-            Self::Tcp(stream) => Ok(stream),
+            Self::Tcp(stream) => owned(stream),
             Self::Tls(_) | Self::Udp(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
@@ -364,11 +373,16 @@ impl Stream {
     /// When it is none, or the process has no descriptor left.
     pub fn into_socket(self) -> io::Result<TcpStream> {
         match self {
-            Self::Tcp(stream) => Ok(stream),
+            Self::Tcp(stream) => owned(stream),
             Self::Tls(stream) => stream.into_socket(),
             Self::Udp(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
+}
+
+/// The connection itself, or another descriptor of it while it has a closer.
+fn owned(stream: Arc<TcpStream>) -> io::Result<TcpStream> {
+    Arc::try_unwrap(stream).or_else(|shared| shared.try_clone())
 }
 
 fn time_left(deadline: Instant) -> io::Result<Duration> {

@@ -313,7 +313,7 @@ fn a_node_has_rules_as_tables_and_they_are_printed_as_flags() {
     let again = Cluster::read(&printed.path).expect("is valid");
     assert_eq!(again.nodes[0].config, read.nodes[0].config);
     for (from, to, part) in [
-        ("connections = 32", "connections = 3", "from 16 to 3072"),
+        ("connections = 32", "connections = 3", "from 16 to 35840"),
         ("connections = 32", "size = 3", "unknown field `size`"),
         ("vm/web", "web", "ROLE/PREFIX*"),
         ("credentials = \"alpha\"", "", "add --credentials DIR"),

@@ -17,8 +17,9 @@ pub const RULES_MAX: u32 = 1024;
 
 /// Least limit of connections: a VM has up to 8, and as many again while it reconnects.
 const CONNECTIONS_MIN: u64 = 16;
-/// A node has no more.
-const CONNECTIONS_MAX: u64 = memory_fabric::donor::CONNECTIONS_MAX as u64;
+/// A node has no more, with those that rest.
+const CONNECTIONS_MAX: u64 =
+    (memory_fabric::donor::CONNECTIONS_MAX + memory_fabric::donor::RESTING_MAX) as u64;
 
 /// Which members of the cluster may use a node, and how much each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,8 +239,8 @@ mod tests {
             ("vm/a,cpus=255", "from 0 to 254"),
             ("vm/a,gids=host", "gids=`host` is no address"),
             ("vm/a,gids=", "gids=`` is no address"),
-            ("vm/a,leases=0", "from 1 to 1024"),
-            ("vm/a,connections=15", "from 16 to 3072"),
+            ("vm/a,leases=0", "from 1 to 32768"),
+            ("vm/a,connections=15", "from 16 to 35840"),
             ("vm/a,leases=-1", "`leases=-1` is not a number"),
         ] {
             assert!(refused(text).contains(part), "{text}: {}", refused(text));

@@ -49,7 +49,7 @@ impl Bed {
     fn lease(&mut self, from: IpAddr) -> u64 {
         let number = self.speaking(from);
         self.places
-            .establish(number, from, self.now)
+            .establish(number, from, Purpose::Lasting, self.now)
             .expect("a place");
         number
     }
@@ -148,14 +148,16 @@ fn connections_of_leases_have_a_limit_of_their_own() {
         bed.lease(host(u16::try_from(number).expect("small")));
     }
     let more = bed.speaking(host(1));
-    let full = bed.places.establish(more, host(1), bed.now);
+    let full = bed
+        .places
+        .establish(more, host(1), Purpose::Lasting, bed.now);
     assert!(
         full.expect_err("full").to_string().contains("3072"),
         "{full:?}"
     );
     bed.places.end(first, bed.now);
     bed.places
-        .establish(more, host(1), bed.now)
+        .establish(more, host(1), Purpose::Lasting, bed.now)
         .expect("a place");
     assert_eq!(bed.places.established(), CONNECTIONS_MAX);
     assert_eq!(bed.places.waiting(), 0);
@@ -206,8 +208,56 @@ fn few_addresses_are_remembered() {
         bed.pass(Duration::from_micros(1));
         bed.places.end(connection, bed.now);
     }
-    assert_eq!(bed.places.known.len(), KNOWN_MAX);
+    // Beside the two that were connected when the last one was established.
+    assert_eq!(bed.places.known.len(), KNOWN_MAX + 2);
     assert!(bed.places.is_known(host(0), bed.now));
     assert!(!bed.places.is_known(host(1), bed.now));
     bed.places.end(kept, bed.now);
+}
+
+#[test]
+fn resting_connections_take_no_place_of_others_and_wake_beside_them() {
+    let mut bed = Bed::new();
+    let control = |bed: &mut Bed| {
+        let number = bed.speaking(host(0));
+        let (places, now) = (&mut bed.places, bed.now);
+        let established = places.establish(number, host(0), Purpose::Control, now);
+        established.map(|()| number)
+    };
+    let resting: Vec<_> = (0..CONNECTIONS_MAX + 100)
+        .map(|_| {
+            let number = control(&mut bed).expect("a place");
+            bed.places.rest(number).expect("a place");
+            number
+        })
+        .collect();
+    assert_eq!(bed.places.resting(), resting.len());
+    for _ in 0..CONNECTIONS_MAX {
+        bed.lease(host(0));
+    }
+    assert_eq!(bed.places.established(), resting.len() + CONNECTIONS_MAX);
+    // All places with threads are taken, except those for control connections.
+    let full = |result: Result<(), Full>| result.expect_err("full").to_string();
+    assert!(full(bed.places.wake(resting[0], Purpose::Lasting)).contains("3072"));
+    for number in &resting[..CONTROL_SPARE - 1] {
+        bed.places.wake(*number, Purpose::Control).expect("a place");
+    }
+    let last = control(&mut bed).expect("the last of them");
+    assert!(full(bed.places.stay(last)).contains("3072"));
+    assert!(control(&mut bed).is_err());
+    full(bed.places.wake(resting[300], Purpose::Control));
+    // One that has ended, or comes to rest, makes room.
+    bed.places.end(resting[0], bed.now);
+    bed.places
+        .wake(resting[300], Purpose::Control)
+        .expect("a place");
+    bed.places.rest(last).expect("a place");
+    bed.places
+        .wake(resting[301], Purpose::Control)
+        .expect("a place");
+    // What rests is counted until it ends.
+    let before = bed.places.resting();
+    bed.places.end(last, bed.now);
+    assert_eq!(bed.places.resting(), before - 1);
+    full(bed.places.wake(last, Purpose::Control));
 }

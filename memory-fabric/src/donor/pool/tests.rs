@@ -208,7 +208,7 @@ fn hanging(pool: &Pool, vm: &str) -> (Arc<Lease>, SessionKind, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
     let kind = SessionKind::Pages(TrafficClass::Urgent);
-    let began = lease.begin_session(kind, Closer::Tcp(stream), EPOCH, Duration::ZERO);
+    let began = lease.begin_session(kind, Closer::Tcp(stream.into()), EPOCH, Duration::ZERO);
     began.expect("the first of its kind");
     let (peer, _) = listener.accept().expect("connected");
     (lease, kind, peer)
@@ -231,7 +231,7 @@ fn a_connection_of_an_older_epoch_replaces_none() {
     let (lease, kind, peer) = hanging(&pool, "vm");
     let begin = |kind, epoch| {
         let stream = peer.try_clone().expect("descriptors");
-        lease.begin_session(kind, Closer::Tcp(stream), epoch, Duration::ZERO)
+        lease.begin_session(kind, Closer::Tcp(stream.into()), epoch, Duration::ZERO)
     };
     let refused = |epoch: u64, newest: u64| match begin(kind, epoch) {
         Err(SessionRefused::StaleEpoch {

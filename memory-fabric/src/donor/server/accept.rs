@@ -1,12 +1,13 @@
 //! The threads that accept connections, and those that serve one each.
 
-use super::open::{Shared, TakenPlace};
+use super::open::{Arrival, Shared, TakenPlace};
 use super::{DonorError, EXPIRY_CHECK_INTERVAL, thread};
 use crate::control::{CONNECT_TIMEOUT, CONTROL_TIMEOUT, ControlError};
 use crate::donor::buffers::Made;
-use crate::donor::connection::Connection;
+use crate::donor::connection::{Connection, Controlling};
 use crate::link::describe;
 use crate::stream::{Closer, Stream};
+use crate::transport::resting::Resting;
 use crate::transport::udp::{Fingerprint, Listener};
 use fabric_host::poll::poll_until;
 use fabric_identity::SharedCredentials;
@@ -78,7 +79,7 @@ fn accept_some(shared: &Arc<Shared>, listener: &TcpListener) {
         match listener.accept() {
             Ok((stream, peer)) => {
                 // Without a number it is closed here.
-                let _number = shared.admit(peer, Closer::Tcp(stream));
+                let _number = shared.admit(peer, Closer::Tcp(stream.into()));
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) if shared.stopping.load(Ordering::SeqCst) => {
@@ -97,18 +98,12 @@ fn accept_some(shared: &Arc<Shared>, listener: &TcpListener) {
 
 /// Begins to serve a silent connection that seems to have something to read.
 fn hear(shared: &Arc<Shared>, number: u64) {
-    let (stream, peer) = match shared.handle(number) {
-        Ok(Some(handle)) => handle,
-        Ok(None) => return,
-        Err(error) => {
-            shared.note_not_accepted(&error);
-            std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
-            return;
-        }
+    let Some((stream, peer)) = shared.handle(number) else {
+        return;
     };
     let mut byte = [MaybeUninit::uninit()];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    match SockRef::from(&stream).recv_with_flags(&mut byte, flags) {
+    match SockRef::from(&*stream).recv_with_flags(&mut byte, flags) {
         Ok(1..) => {}
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
         Err(error) if error.kind() == io::ErrorKind::Interrupted => return,
@@ -130,7 +125,10 @@ fn hear(shared: &Arc<Shared>, number: u64) {
 }
 
 /// Sets up a connection by TCP, on its thread, so that a slow client delays no other.
-fn open(stream: TcpStream, credentials: Option<&Arc<SharedCredentials>>) -> io::Result<Stream> {
+fn open(
+    stream: Arc<TcpStream>,
+    credentials: Option<&Arc<SharedCredentials>>,
+) -> io::Result<Stream> {
     let Some(shared) = credentials else {
         stream.set_nodelay(true)?;
         return Ok(Stream::Tcp(stream));
@@ -221,7 +219,7 @@ fn serve(
         let served = match open() {
             Ok(stream) => {
                 place.note_peer(&stream);
-                let mut connection = Connection {
+                let connection = Connection {
                     served: &serving.served,
                     peer,
                     place: &place,
@@ -233,12 +231,68 @@ fn serve(
                 Err(ControlError::Stream(peer, error))
             }
         };
-        if let Err(error) = served {
-            tracing::debug!(%peer, error = describe(&error), "connection ended");
-        }
+        let served = match served {
+            Ok(None) => Ok(()),
+            Ok(Some(controlling)) => rest(&serving, place, controlling),
+            Err(error) => Err(error),
+        };
+        note_ended(peer, served);
     });
     if let Err(error) = started {
         // Its place was dropped with the closure.
         shared.note_not_served(peer, &error);
+    }
+}
+
+/// Gives a control connection to the thread that serves those that rest, or keeps it on this one.
+fn rest(
+    shared: &Arc<Shared>,
+    mut place: TakenPlace,
+    controlling: Controlling,
+) -> Result<(), ControlError> {
+    if controlling.control.is_quiet() && place.rest() {
+        let Controlling { control, of } = controlling;
+        let connection = Resting::of(control)?;
+        shared.rest.add(Arrival {
+            place,
+            connection,
+            of,
+        });
+        return Ok(());
+    }
+    let connection = Connection {
+        served: &shared.served,
+        peer: place.peer(),
+        place: &place,
+    };
+    connection.keep(controlling, None)
+}
+
+/// Serves a control connection that rested on a separate thread.
+/// Its next request has `timeout`, if a part of it has come.
+pub(super) fn serve_woken(
+    shared: &Arc<Shared>,
+    place: TakenPlace,
+    controlling: Controlling,
+    timeout: Option<Duration>,
+) {
+    let peer = place.peer();
+    let serving = Arc::clone(shared);
+    let started = thread("donor-conn", move || {
+        let connection = Connection {
+            served: &serving.served,
+            peer,
+            place: &place,
+        };
+        note_ended(peer, connection.keep(controlling, timeout));
+    });
+    if let Err(error) = started {
+        shared.note_not_served(peer, &error);
+    }
+}
+
+fn note_ended(peer: SocketAddr, served: Result<(), ControlError>) {
+    if let Err(error) = served {
+        tracing::debug!(%peer, error = describe(&error), "connection ended");
     }
 }

@@ -1,11 +1,13 @@
 //! The open connections of a donor, and what its threads share.
 
+use super::mailbox::Mailbox;
 use crate::donor::Ending;
 use crate::donor::buffers::Made;
-use crate::donor::connection::Served;
-use crate::donor::places::{Admission, Full, Place, Places, Reason};
+use crate::donor::connection::{Controlled, Served};
+use crate::donor::places::{Admission, Full, Place, Places, Purpose, Reason};
 use crate::stream::{Closer, Stream};
 use crate::transport::rdma::resources::Share;
+use crate::transport::resting::Resting;
 use fabric_host::metrics::Counter;
 use fabric_host::{Seldom, lock};
 use fabric_identity::SharedCredentials;
@@ -30,6 +32,8 @@ pub(super) struct Shared {
     /// Rung when a thread has ended, so that a connection that has none gets one.
     pub(super) ended: EventFd,
     pub(super) dropped: Dropped,
+    /// Control connections that come to rest.
+    pub(super) rest: Mailbox<Arrival>,
     notices: Seldom,
 }
 
@@ -83,23 +87,36 @@ pub(super) struct TakenPlace {
     shared: Arc<Shared>,
     number: u64,
     peer: SocketAddr,
+    /// What its buffers are while it has a thread.
+    made: Made,
     /// Of the buffers of the connection.
-    _share: Share,
+    share: Share,
+}
+
+/// A control connection that comes to rest, whose place has noted that.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) place: TakenPlace,
+    pub(super) connection: Resting,
+    pub(super) of: Controlled,
 }
 
 impl Place for TakenPlace {
-    fn establish(&self) -> Result<(), Full> {
+    fn establish(&self, purpose: Purpose) -> Result<(), Full> {
         let mut open = self.shared.open();
-        let established = open
-            .places
-            .establish(self.number, self.peer.ip(), Instant::now());
+        let (from, now) = (self.peer.ip(), Instant::now());
+        let established = open.places.establish(self.number, from, purpose, now);
         drop(open);
-        if established.is_err() {
-            self.shared.dropped.full.increment();
-        }
+        self.note_if_full(&established);
         // Its thread does not count as one of a stranger any more.
         self.shared.ring();
         established
+    }
+
+    fn stay(&self) -> Result<(), Full> {
+        let stayed = self.shared.open().places.stay(self.number);
+        self.note_if_full(&stayed);
+        stayed
     }
 
     fn ends_with(&self, ending: &Arc<Ending>) {
@@ -110,6 +127,49 @@ impl Place for TakenPlace {
 }
 
 impl TakenPlace {
+    /// Returns the peer's address.
+    pub(super) const fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Returns the number of the connection.
+    pub(super) const fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn note_if_full<T>(&self, taken: &Result<T, Full>) {
+        if taken.is_err() {
+            self.shared.dropped.full.increment();
+        }
+    }
+
+    /// Notes that the connection rests from now on, without buffers. Returns false if it has to
+    /// keep its thread.
+    pub(super) fn rest(&mut self) -> bool {
+        let Ok(share) = self.shared.served.buffers.take(Made::Resting) else {
+            return false;
+        };
+        let rests = self.shared.open().places.rest(self.number).is_ok();
+        if rests {
+            self.share = share;
+        }
+        rests
+    }
+
+    /// Notes that the connection gets a thread and buffers again. Returns false if it may have
+    /// none.
+    pub(super) fn wake(&mut self, purpose: Purpose) -> bool {
+        let Ok(share) = self.shared.served.buffers.take(self.made) else {
+            return false;
+        };
+        let woken = self.shared.open().places.wake(self.number, purpose);
+        self.note_if_full(&woken);
+        if woken.is_ok() {
+            self.share = share;
+        }
+        woken.is_ok()
+    }
+
     /// Notes what the peer has shown.
     pub(super) fn note_peer(&self, stream: &Stream) {
         let Some(peer) = stream.peer() else {
@@ -143,6 +203,7 @@ impl Shared {
         credentials: Option<Arc<SharedCredentials>>,
         lease_duration_max: Duration,
         ended: EventFd,
+        rest: Mailbox<Arrival>,
     ) -> Self {
         Self {
             served,
@@ -154,6 +215,7 @@ impl Shared {
             }),
             ended,
             dropped: Dropped::default(),
+            rest,
             notices: Seldom::notices(),
         }
     }
@@ -256,7 +318,8 @@ impl Shared {
             shared: Arc::clone(self),
             number,
             peer,
-            _share: share,
+            made,
+            share,
         })
     }
 
@@ -295,27 +358,25 @@ impl Shared {
         open.registered.remove(&number);
     }
 
-    /// Returns another handle of a silent connection, and its peer; `None` if it was dropped.
-    ///
-    /// # Errors
-    ///
-    /// Fails when the process has no descriptor left.
-    pub(super) fn handle(&self, number: u64) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+    /// Returns the socket of a silent connection, and its peer; `None` if it was dropped.
+    pub(super) fn handle(&self, number: u64) -> Option<(Arc<TcpStream>, SocketAddr)> {
         let open = self.open();
         let registered = open.registered.get(&number);
-        let handle = registered.and_then(|one| match &one.closer {
-            Closer::Tcp(stream) => Some((stream.try_clone(), one.address)),
+        registered.and_then(|one| match &one.closer {
+            Closer::Tcp(stream) => Some((Arc::clone(stream), one.address)),
             Closer::Udp(_) => None,
-        });
-        handle
-            .map(|(stream, address)| Ok((stream?, address)))
-            .transpose()
+        })
     }
 
     /// Returns the numbers of connections that wait, and of those of leases.
     pub(super) fn counts(&self) -> (usize, usize) {
         let open = self.open();
         (open.places.waiting(), open.places.established())
+    }
+
+    /// Returns the number of connections of leases that rest.
+    pub(super) fn resting(&self) -> usize {
+        self.open().places.resting()
     }
 
     /// Returns the number of connections that are open, or whose threads have not ended.

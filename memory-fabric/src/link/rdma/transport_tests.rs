@@ -360,7 +360,8 @@ impl LateWrites {
         let ours = std::net::TcpStream::connect(address).expect("connects");
         let (stream, _) = listener.accept().expect("accepts");
         let kind = SessionKind::Rdma(TrafficClass::Bulk);
-        let registered = stream.try_clone().map(Closer::Tcp).expect("a clone");
+        let registered = stream.try_clone().expect("a clone");
+        let registered = Closer::Tcp(registered.into());
         let begun = lease.begin_session(kind, registered, 1, PATIENCE);
         begun.expect("there is none");
         let (send, fenced) = crossbeam_channel::bounded(1);

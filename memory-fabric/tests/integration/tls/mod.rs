@@ -5,7 +5,7 @@ pub mod cluster;
 mod compute;
 mod peers;
 mod policy;
-mod refusals;
+pub mod refusals;
 mod tenants;
 mod truncation;
 
@@ -34,7 +34,7 @@ fn ends() -> Ends {
     }
 }
 
-fn lease_request(bytes: u64) -> LeaseRequest {
+pub fn lease_request(bytes: u64) -> LeaseRequest {
     LeaseRequest {
         vm: "vm".into(),
         bytes,
@@ -43,12 +43,12 @@ fn lease_request(bytes: u64) -> LeaseRequest {
     }
 }
 
-fn ask(control: &mut ControlStream, bytes: u64) -> Result<LeaseGrant, ControlError> {
+pub fn ask(control: &mut ControlStream, bytes: u64) -> Result<LeaseGrant, ControlError> {
     control.call(FrameKind::Lease, &lease_request(bytes), FrameKind::Granted)
 }
 
 /// Returns the credentials of a VM or node.
-fn control_credentials(cluster: &Cluster, holder: &str) -> Arc<SharedCredentials> {
+pub fn control_credentials(cluster: &Cluster, holder: &str) -> Arc<SharedCredentials> {
     let role = if holder.starts_with("vm/") {
         Role::Vm
     } else {
@@ -58,7 +58,7 @@ fn control_credentials(cluster: &Cluster, holder: &str) -> Arc<SharedCredentials
 }
 
 /// Connects to the node `alpha` as a VM or node.
-fn control_as(cluster: &Cluster, donor: &Donor, holder: &str) -> ControlStream {
+pub fn control_as(cluster: &Cluster, donor: &Donor, holder: &str) -> ControlStream {
     let carrier = Carrier::Tls(ExpectedNode {
         credentials: control_credentials(cluster, holder),
         name: name("alpha"),
@@ -66,7 +66,7 @@ fn control_as(cluster: &Cluster, donor: &Donor, holder: &str) -> ControlStream {
     ControlStream::connect_by(donor.address(), &carrier).expect("a donor")
 }
 
-fn lease_as(cluster: &Cluster, donor: &Donor, holder: &str) -> (ControlStream, LeaseGrant) {
+pub fn lease_as(cluster: &Cluster, donor: &Donor, holder: &str) -> (ControlStream, LeaseGrant) {
     let mut control = control_as(cluster, donor, holder);
     let grant = ask(&mut control, MIB).expect("granted");
     (control, grant)

@@ -55,7 +55,7 @@ impl Bed {
         let (donor, _) = listener.accept().expect("a client");
         donor.set_read_timeout(Some(PATIENCE)).expect("a socket");
         self.connections
-            .send(Stream::Tcp(here))
+            .send(Stream::Tcp(here.into()))
             .expect("a transport");
         self.poll();
         donor

@@ -171,7 +171,7 @@ impl TlsStream {
     fn connect_with(socket: TcpStream, config: Arc<ClientConfig>) -> io::Result<Self> {
         let name = ServerName::try_from(NAME).map_err(unusable)?;
         let client = UnbufferedClientConnection::new(config, name).map_err(unusable)?;
-        Self::establish(socket, Session::Client(Box::new(client)))
+        Self::establish(socket.into(), Session::Client(Box::new(client)))
     }
 
     /// Makes a connection one from a member of the cluster. A client that does not use TLS is told
@@ -180,8 +180,11 @@ impl TlsStream {
     /// # Errors
     ///
     /// Fails when the peer is none, and after [`HANDSHAKE_TIMEOUT`].
-    pub fn accept(socket: TcpStream, credentials: &SharedCredentials) -> io::Result<Self> {
-        Self::accept_with(socket, credentials.server())
+    pub fn accept(
+        socket: impl Into<Arc<TcpStream>>,
+        credentials: &SharedCredentials,
+    ) -> io::Result<Self> {
+        Self::accept_with(socket.into(), credentials.server())
     }
 
     /// Makes a connection one from a process of the same VM before this one, and returns the place
@@ -191,19 +194,19 @@ impl TlsStream {
     ///
     /// As [`accept`](Self::accept).
     pub fn accept_pinned(socket: TcpStream, peers: &PinnedPeers) -> io::Result<(Self, usize)> {
-        let stream = Self::accept_with(socket, peers.server())?;
+        let stream = Self::accept_with(socket.into(), peers.server())?;
         let certificate = stream.peer.chain.first();
         let place = certificate.and_then(|certificate| peers.place_of(certificate));
         let none = || TlsError::Certificate("it is of no process of this VM".to_owned());
         Ok((stream, place.ok_or_else(none)?))
     }
 
-    fn accept_with(socket: TcpStream, config: Arc<ServerConfig>) -> io::Result<Self> {
+    fn accept_with(socket: Arc<TcpStream>, config: Arc<ServerConfig>) -> io::Result<Self> {
         let server = UnbufferedServerConnection::new(config).map_err(unusable)?;
         Self::establish(socket, Session::Server(Box::new(server)))
     }
 
-    fn establish(socket: TcpStream, session: Session) -> io::Result<Self> {
+    fn establish(socket: Arc<TcpStream>, session: Session) -> io::Result<Self> {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
         let is_server = matches!(session, Session::Server(_));
@@ -265,7 +268,7 @@ impl TlsStream {
 
 /// A connection that is not established yet.
 struct Handshake {
-    socket: TcpStream,
+    socket: Arc<TcpStream>,
     session: Session,
     input: Box<[u8]>,
     received: usize,
@@ -327,7 +330,7 @@ impl Handshake {
 
     fn send(&mut self) -> io::Result<()> {
         while !self.pending.is_empty() {
-            match self.socket.write(&self.output[self.pending.clone()]) {
+            match (&*self.socket).write(&self.output[self.pending.clone()]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.pending.start += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -342,7 +345,7 @@ impl Handshake {
 
     fn receive(&mut self) -> io::Result<()> {
         loop {
-            match self.socket.read(&mut self.input[self.received..]) {
+            match (&*self.socket).read(&mut self.input[self.received..]) {
                 Ok(0) => return Err(TlsError::Closed.into()),
                 Ok(count) => {
                     self.received += count;
@@ -378,7 +381,7 @@ impl Handshake {
         let header = Frame::new(FrameKind::Error, 0, 0, true).encode(&payload);
         let frame = [header.as_slice(), &payload].concat();
         // Best effort: a new connection accepts as much at once.
-        let _ = self.socket.write(&frame);
+        let _ = (&*self.socket).write(&frame);
         let _ = self.socket.shutdown(Shutdown::Write);
         // Closing a socket with unread data would reset the connection before the peer has read.
         self.deadline = Instant::now() + REFUSING_TIME_MAX;

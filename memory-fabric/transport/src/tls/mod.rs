@@ -10,11 +10,13 @@
 //! that it encrypts or decrypts (at most 16 KiB, so one for a page).
 
 mod handshake;
+mod rest;
 mod session;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use handshake::{HANDSHAKE_TIMEOUT, TlsError};
+pub(crate) use rest::{REST_INPUT_BYTES, Room};
 pub use rustls::pki_types::CertificateDer;
 
 use fabric_host::poll::sleep_on;
@@ -25,6 +27,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of the largest record (RFC 8446, section 5.2), with its header.
@@ -54,7 +57,7 @@ pub struct Peer {
 
 /// A connection under TLS. It never blocks, except where a deadline is given.
 pub struct TlsStream {
-    socket: TcpStream,
+    socket: Arc<TcpStream>,
     session: Session,
     peer: Peer,
     /// Received records.
@@ -101,8 +104,13 @@ impl TlsStream {
 
     /// Returns the socket.
     #[must_use]
-    pub const fn socket(&self) -> &TcpStream {
+    pub fn socket(&self) -> &TcpStream {
         &self.socket
+    }
+
+    /// Returns the socket, for what closes it from another thread.
+    pub(crate) fn shared_socket(&self) -> Arc<TcpStream> {
+        Arc::clone(&self.socket)
     }
 
     /// Returns the socket, on which nothing is sent any more, to keep the connection open.
@@ -236,7 +244,7 @@ impl TlsStream {
     /// Fails when the connection broke.
     pub fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
-            match self.socket.write(&self.output[self.unsent.clone()]) {
+            match (&*self.socket).write(&self.output[self.unsent.clone()]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.unsent.start += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -261,6 +269,10 @@ impl TlsStream {
         if self.detached || self.is_blocked() {
             return;
         }
+        if self.output.is_empty() {
+            // It rests.
+            self.output = vec![0; rest::GOODBYE_BYTES].into_boxed_slice();
+        }
         // Best effort: without it the peer takes the end for a broken connection.
         let _ = self.encrypt(Then::Close).and_then(|()| self.flush());
     }
@@ -275,7 +287,7 @@ impl TlsStream {
         }
         let room = &mut self.input[self.received.end..];
         let bytes = room.len();
-        match self.socket.read(room)? {
+        match (&*self.socket).read(room)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             count => {
                 self.received.end += count;

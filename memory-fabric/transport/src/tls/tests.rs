@@ -40,7 +40,7 @@ fn members() -> Members {
 }
 
 /// Both ends of a connection, and a copy of the client's socket.
-fn pair() -> (TlsStream, TlsStream, TcpStream) {
+pub(crate) fn pair() -> (TlsStream, TlsStream, TcpStream) {
     let members = members();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");

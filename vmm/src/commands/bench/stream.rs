@@ -34,9 +34,10 @@ impl Stream {
     pub(super) fn connect(donor: SocketAddr, pages: usize) -> Result<Self> {
         let bytes = (pages * PAGE_SIZE) as u64;
         let attached = floor::attach(donor, &Carrier::Tcp, bytes, TrafficClass::Urgent)?;
-        let (control, grant, Connection::Tcp(stream)) = attached else {
+        let (control, grant, connection @ Connection::Tcp(_)) = attached else {
             bail!("TCP was asked for");
         };
+        let stream = connection.into_tcp()?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         let mut client = Self {
