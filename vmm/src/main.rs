@@ -53,6 +53,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         invocation.action,
         Action::BenchFault(_)
             | Action::BenchMemory(_)
+            | Action::BenchClients(_)
             | Action::BenchCoherence(_)
             | Action::BenchCoherenceNode
             | Action::BenchStart(_)
@@ -101,6 +102,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Hotplug(config) => plug::hotplug(&config),
         Action::Drain(config) => drain::drain(&config),
         Action::Rebalance(config) => rebalance::rebalance(&config),
+        Action::BenchClients(config) => bench::clients(&config),
         Action::BenchMemory(config) => bench::memory(&config),
         Action::BenchCoherence(config) => bench::coherence(&config),
         Action::BenchCoherenceNode => bench::coherence_node(),

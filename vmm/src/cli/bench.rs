@@ -1,5 +1,6 @@
 //! `ssi-hv bench`: what is measured.
 
+mod clients;
 mod fault;
 
 use std::net::SocketAddr;
@@ -12,6 +13,7 @@ use ssi_hv::config::validation::{ValidationError, check_range, check_size, resol
 use ssi_hv::config::{GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN};
 use ssi_hv::size::ByteSize;
 
+pub use self::clients::BenchClientsConfig;
 pub use self::fault::BenchFaultConfig;
 use super::words;
 
@@ -36,6 +38,11 @@ pub enum BenchCommand {
         after_help = "scan: pages in order and in strides, beside the raw stream of the transport and a floor with what no pager can leave out. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written, with decreasing parts of it local. stalls: how long two writers wait for a page while memory is evicted under them. unchanged: writes of the value that a page has already, beside writes of another, and the time of a page's fingerprint. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
     )]
     Memory(BenchMemoryConfig),
+    /// Set-up, memory and threads of a node for many clients that keep leases
+    #[command(
+        after_help = "The node is a process of its own, reached over loopback; clients are connections of this process, made and renewed by the code of VMs, on 8 threads. Each leases one page. This process and the node need an open file for each client, and raise the limit as far as it is allowed."
+    )]
+    Clients(BenchClientsConfig),
     /// Time and memory to set up the memory of a guest
     #[command(
         after_help = "The donor is in this process. Nearly all of the memory is never touched, so it may be far more than the host has."

@@ -26,8 +26,8 @@ use ssi_hv::config::{Choice, NodeSettings, RunSettings, file, planned};
 use ssi_hv::logging::Verbosity;
 
 use self::bench::{
-    BenchCoherenceConfig, BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig,
-    BenchTransportConfig,
+    BenchClientsConfig, BenchCoherenceConfig, BenchCommand, BenchFaultConfig, BenchMemoryConfig,
+    BenchStartConfig, BenchTransportConfig,
 };
 use self::control::{ControlCommand, ControlConfig};
 use self::generate::{CompletionsConfig, ManConfig};
@@ -160,6 +160,8 @@ pub enum Action {
     BenchFault(BenchFaultConfig),
     /// Measure scans, threads, writes and growth. The configuration is not validated yet.
     BenchMemory(BenchMemoryConfig),
+    /// Measure clients. The configuration is not validated yet.
+    BenchClients(BenchClientsConfig),
     /// Measure a start. The configuration is not validated yet.
     BenchCoherence(BenchCoherenceConfig),
     BenchCoherenceNode,
@@ -314,6 +316,7 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
         Command::Rebalance(config) => Action::Rebalance(config),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
+        Command::Bench(BenchCommand::Clients(config)) => Action::BenchClients(config),
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),
         Command::Bench(BenchCommand::Coherence(config)) => Action::BenchCoherence(config),
         Command::Bench(BenchCommand::CoherenceNode) => Action::BenchCoherenceNode,

@@ -1,5 +1,6 @@
 //! A cluster of one run: certificates of a node and a VM, for measurements under TLS.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -19,10 +20,17 @@ pub(super) struct Members {
 }
 
 impl Members {
+    /// The node, and the directory of its certificate.
+    pub(super) const NODE: &str = "node/donor";
+
     /// Makes an authority and certificates in a directory that is removed at once.
     pub(super) fn create() -> Result<Self> {
         let files = tempfile::tempdir().context("cannot create a directory for certificates")?;
-        let path = files.path();
+        Self::create_at(files.path())
+    }
+
+    /// The same in a directory, where that of the node is [`NODE`](Self::NODE).
+    pub(super) fn create_at(path: &Path) -> Result<Self> {
         let cluster = "bench".parse()?;
         let mut authority = Authority::create(&path.join("authority"), cluster, VALIDITY)?;
         let mut member = |holder: &str, role| -> Result<_> {
@@ -31,7 +39,7 @@ impl Members {
             Ok(SharedCredentials::load(&directory, role)?)
         };
         Ok(Self {
-            node: member("node/donor", Role::Node)?,
+            node: member(Self::NODE, Role::Node)?,
             vm: member("vm/bench", Role::Vm)?,
             node_name: "donor".parse()?,
         })

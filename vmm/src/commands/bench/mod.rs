@@ -2,6 +2,7 @@
 
 mod bed;
 mod beside;
+mod clients;
 mod coherence;
 mod fault;
 mod floor;
@@ -26,6 +27,7 @@ mod writes;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+pub use clients::clients;
 pub use coherence::{coherence, node as coherence_node};
 pub use memory::memory;
 use memory_fabric::stats::{Histogram, Summary};

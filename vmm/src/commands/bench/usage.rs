@@ -1,4 +1,4 @@
-//! CPU time and memory of this process.
+//! CPU time and memory of this process, and of others.
 
 use std::time::Duration;
 
@@ -14,7 +14,36 @@ pub(super) fn processor_time() -> Result<Duration> {
     ))
 }
 
-/// Memory of this process, bytes.
+/// Ticks of /proc in a second: the same on x86-64 and ARM64.
+const USER_HZ: u32 = 100;
+
+/// Returns the CPU time of all threads of a process so far.
+pub(super) fn processor_time_of(process: &str) -> Result<Duration> {
+    let path = format!("/proc/{process}/stat");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let ticks = ticks(&text).with_context(|| format!("no times in {path}"))?;
+    Ok(Duration::from_secs(ticks) / USER_HZ)
+}
+
+/// Returns the sum of user and system time of a line of `stat` (proc_pid_stat(5)), ticks.
+fn ticks(stat: &str) -> Option<u64> {
+    // The name before may have spaces and parentheses.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11);
+    let mut next = || times.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
+}
+
+/// Returns the number of threads of a process.
+pub(super) fn threads_of(process: &str) -> Result<u64> {
+    let path = format!("/proc/{process}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let count = text.lines().find_map(|line| line.strip_prefix("Threads:"));
+    let count = count.and_then(|count| count.trim().parse().ok());
+    count.with_context(|| format!("no threads in {path}"))
+}
+
+/// Memory of a process, bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     /// Resident memory, including guest memory.
@@ -30,8 +59,16 @@ impl Memory {
     /// Reads the current values from `smaps_rollup`, which counts page by page: the sums in
     /// `status` may be off by some hundred kilobytes.
     pub(super) fn now() -> Result<Self> {
-        let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
-        let (rollup, status) = (read("/proc/self/smaps_rollup")?, read("/proc/self/status")?);
+        Self::of("self")
+    }
+
+    /// The same of the process with this number.
+    pub(super) fn of(process: &str) -> Result<Self> {
+        let read = |file: &str| {
+            let path = format!("/proc/{process}/{file}");
+            std::fs::read_to_string(&path).context(path)
+        };
+        let (rollup, status) = (read("smaps_rollup")?, read("status")?);
         Ok(Self {
             resident: field(&rollup, "Rss")?,
             anonymous: field(&rollup, "Anonymous")?,
@@ -46,7 +83,7 @@ fn field(text: &str, name: &str) -> Result<u64> {
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(kib.with_context(|| format!("no {name} in /proc/self"))? << 10)
+    Ok(kib.with_context(|| format!("no {name} in /proc"))? << 10)
 }
 
 #[cfg(test)]
@@ -59,6 +96,16 @@ mod tests {
         assert_eq!(field(text, "Rss").expect("there"), 5012 << 10);
         assert_eq!(field(text, "Anonymous").expect("there"), 8 << 10);
         assert!(field(text, "Anon").is_err());
+    }
+
+    #[test]
+    fn times_and_threads_of_a_process_are_read() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194304 1 0 0 0 11 22 3 4 20 0 9 0 5";
+        assert_eq!(ticks(stat), Some(33));
+        assert_eq!(ticks("7 (a) S 1"), None);
+        processor_time_of("self").expect("/proc");
+        assert!(threads_of("self").expect("/proc") > 0);
+        assert!(threads_of("no process").is_err());
     }
 
     /// In a separate process, since the other tests of this one use memory too.
