@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
+use ssi_hv_membership::testing::HeldPort;
 
 use crate::running::{LIMIT, Place, Running, count, end, node, vm, vm_with};
 use crate::support;
@@ -117,7 +118,9 @@ fn both_donors_leave_for_new_ones_while_a_guest_counts() {
     let place = Place::new();
     let (first, first_address) = node(&place, &[]);
     let (second, second_address) = node(&place, &[]);
-    let (third, third_address) = node(&place, &[]);
+    // Another node gets its port.
+    let port = HeldPort::new();
+    let (third, third_address) = node_with(&place, &port.address().to_string(), "64M");
     let (_fourth, fourth_address) = node(&place, &[]);
     let report = place.directory.path().join("report.json");
     let file = report.to_str().expect("UTF-8");

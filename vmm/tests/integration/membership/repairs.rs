@@ -3,7 +3,7 @@
 use std::io::Read as _;
 
 use ssi_hv::exit::ExitCode;
-use ssi_hv_membership::testing::Etcd;
+use ssi_hv_membership::testing::{Etcd, HeldPort};
 
 use super::vms::{MIB, arguments, donors, goes_on, lent, status, walking};
 use super::{entry, registered};
@@ -75,7 +75,14 @@ fn a_node_that_is_started_again_takes_its_copies_again() {
         return;
     };
     let place = Place::new();
-    let (a, address) = registered(&place, &etcd, "name=a,zone=x", &[]);
+    // Started again, it gets the same port.
+    let port = HeldPort::new();
+    let (address, url) = (port.address().to_string(), etcd.url());
+    let mut arguments = vec!["node", "--listen", &address, "--memory", "64M"];
+    arguments.extend(["--cluster", &url, "--member", "name=a,zone=x"]);
+    let mut a = Running::start(&mut place.command(&arguments));
+    assert_eq!(next_address(&mut a), address);
+    until(|| entry(&etcd, "a"));
     let (_b, _) = registered(&place, &etcd, "name=b,zone=y", &[]);
     let vm = walking(&place, &etcd, &COPIES);
     knows(&place, 2, true);
@@ -91,9 +98,6 @@ fn a_node_that_is_started_again_takes_its_copies_again() {
     is_degraded(&place, true);
     goes_on(&place);
     etcd.restart();
-    let url = etcd.url();
-    let mut arguments = vec!["node", "--listen", &address, "--memory", "64M"];
-    arguments.extend(["--cluster", &url, "--member", "name=a,zone=x"]);
     let mut again = Running::start(&mut place.command(&arguments));
     assert_eq!(next_address(&mut again), address);
     is_degraded(&place, false);
