@@ -3,7 +3,7 @@
 use super::buffers::Buffers;
 use super::places::{Place, Purpose};
 use super::policy::Charge;
-use super::pool::{LeaseError, Pool, SessionKind};
+use super::pool::{Control, LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
 use super::{CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
@@ -50,8 +50,8 @@ pub(super) struct Controlling {
 #[derive(Debug)]
 pub(super) struct Controlled {
     pub(super) token: Token,
-    /// The number of the connection among those of its lease.
-    pub(super) number: u64,
+    /// The connection among those of its lease.
+    pub(super) among: Control,
     /// What its member is charged with.
     pub(super) _charged: Option<Charge>,
 }
@@ -63,7 +63,7 @@ impl Controlled {
         if cause.kind() != io::ErrorKind::TimedOut
             && let Some(lease) = pool.find(&self.token)
         {
-            lease.orphan(self.number);
+            lease.orphan(self.among.number());
         }
     }
 }
@@ -183,8 +183,8 @@ impl Connection<'_> {
             bytes: lease.bytes(),
             duration_ms: u32::try_from(lease.duration.as_millis()).unwrap_or(u32::MAX),
         };
-        let number = lease.begin_control();
-        lease.renew(number);
+        let among = lease.begin_control(control.closer());
+        lease.renew(among.number());
         drop(lease);
         if let Err(error) = control.send(FrameKind::Granted, &grant) {
             // The client has not received the token, so the lease cannot be used.
@@ -193,7 +193,7 @@ impl Connection<'_> {
         }
         let of = Controlled {
             token,
-            number,
+            among,
             _charged: charged,
         };
         Ok(Some(Controlling { control, of }))
@@ -212,14 +212,14 @@ impl Connection<'_> {
         if let Err(full) = self.place.establish(purpose(&control)) {
             return refuse(&mut control, Refusal::Busy, full.to_string()).map(over);
         }
-        let number = lease.begin_control();
+        let among = lease.begin_control(control.closer());
         drop(lease);
-        if !self.answer_status(&mut control, &token, number, FrameKind::Renew)? {
+        if !self.answer_status(&mut control, &token, among.number(), FrameKind::Renew)? {
             return Ok(None);
         }
         let of = Controlled {
             token,
-            number,
+            among,
             _charged: charged,
         };
         Ok(Some(Controlling { control, of }))
@@ -234,7 +234,7 @@ impl Connection<'_> {
         timeout: Option<Duration>,
     ) -> Result<(), ControlError> {
         let Controlling { mut control, of } = controlling;
-        let (token, number) = (of.token, of.number);
+        let (token, number) = (of.token, of.among.number());
         let mut timeout = timeout;
         loop {
             let next = timeout.take();

@@ -4,7 +4,7 @@ mod ending;
 mod lease;
 
 pub use lease::{DropRefused, Lease, OutOfRange};
-pub(crate) use lease::{SessionKind, SessionRefused};
+pub(crate) use lease::{Control, SessionKind, SessionRefused};
 
 use super::policy::{Accounts, Charge, Denied, Resource};
 use crate::page::PAGE_SIZE;

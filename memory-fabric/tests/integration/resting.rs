@@ -92,6 +92,30 @@ fn a_lease_is_resumed_on_a_connection_that_rests_too() {
 }
 
 #[test]
+fn a_lease_keeps_few_control_connections_and_the_newest_ones() {
+    let donor = donor(MIB);
+    let (first, grant) = lease(&donor);
+    let mut resumed = vec![first];
+    for _ in 0..10 {
+        let mut control = ControlStream::connect(donor.address()).expect("a donor");
+        let _: LeaseStatus = control
+            .call(FrameKind::Resume, &grant.token, FrameKind::Status)
+            .expect("resumed");
+        resumed.push(control);
+    }
+    rest(&donor, 4);
+    wait_until("others have left", || donor.connections() == 4);
+    let mut newest = resumed.split_off(7);
+    for control in &mut newest {
+        renew(control, grant.token).expect("renewed");
+    }
+    for mut control in resumed {
+        assert!(control.receive(PATIENCE).is_err(), "it is not closed");
+    }
+    assert_eq!((donor.pool().leases(), donor.resting()), (1, 4));
+}
+
+#[test]
 fn requests_that_are_refused_are_refused_as_on_a_thread() {
     let donor = donor(MIB);
     let (mut control, _) = lease(&donor);

@@ -1,7 +1,7 @@
 //! Complete frames over a blocking stream, each with a deadline: for setting up connections, and
 //! for all of a control connection.
 
-use crate::stream::{Carrier, Stream};
+use crate::stream::{Carrier, Closer, Stream};
 use crate::tls::TlsError;
 use fabric_homes::NodeId;
 use fabric_identity::{CertificateDer, Subject};
@@ -332,6 +332,12 @@ impl ControlStream {
             Stream::Tls(stream) => Some(stream.socket()),
             Stream::Udp(_) => None,
         }
+    }
+
+    /// Returns what ends the connection from another thread.
+    #[must_use]
+    pub fn closer(&self) -> Closer {
+        self.stream.closer()
     }
 
     /// Returns whether it is by UDP.

@@ -6,7 +6,7 @@
 
 use crate::control::{ControlError, ControlStream};
 use crate::stream::Stream;
-use crate::tls::{REST_INPUT_BYTES, Room};
+use crate::tls::{self, REST_INPUT_BYTES, Room};
 use fabric_wire::{
     Frame, FrameKind, HEADER_BYTES, PREFIX_BYTES, Token, decode_message, encode_message,
 };
@@ -38,6 +38,17 @@ pub struct Resting {
 }
 
 /// What one call of [`Resting::receive`] came to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Received {
+    /// Bytes that came.
+    pub bytes: usize,
+    /// Those of records that were decrypted in vain: a renewal has none.
+    pub barren: usize,
+    /// What they are.
+    pub heard: Heard,
+}
+
+/// What was received.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Heard {
     /// There was nothing to read.
@@ -104,34 +115,47 @@ impl Resting {
         !self.unread.is_empty() || matches!(&self.stream, Stream::Tls(stream) if stream.has_part())
     }
 
-    /// Receives once. Returns how many bytes came, and what they are. `token` is that of the lease
-    /// of the connection.
+    /// Receives once. `token` is that of the lease of the connection.
     ///
     /// # Errors
     ///
     /// The connection is over.
-    pub fn receive(&mut self, token: &Token, buffers: &mut Buffers) -> io::Result<(usize, Heard)> {
+    pub fn receive(&mut self, token: &Token, buffers: &mut Buffers) -> io::Result<Received> {
         buffers.contents.resize(REST_INPUT_BYTES, 0);
         let target = &mut buffers.contents[..];
         let received = match &mut self.stream {
-            Stream::Tcp(socket) => (&**socket).read(target).map(|raw| (raw, raw, raw == 0)),
-            Stream::Tls(stream) => stream
-                .receive_resting(target, &mut buffers.room)
-                .map(|received| (received.raw, received.contents, received.is_end)),
+            Stream::Tcp(socket) => (&**socket).read(target).map(|raw| tls::Received {
+                raw,
+                contents: raw,
+                barren: 0,
+                is_end: raw == 0,
+            }),
+            Stream::Tls(stream) => stream.receive_resting(target, &mut buffers.room),
             Stream::Udp(_) => return Err(io::ErrorKind::Unsupported.into()),
         };
-        let (raw, contents, is_end) = match received {
+        let received = match received {
             Ok(received) => received,
-            Err(error) if is_pause(&error) => return Ok((0, Heard::Nothing)),
+            Err(error) if is_pause(&error) => {
+                return Ok(Received {
+                    bytes: 0,
+                    barren: 0,
+                    heard: Heard::Nothing,
+                });
+            }
             Err(error) => return Err(error),
         };
-        self.unread.extend_from_slice(&buffers.contents[..contents]);
+        let contents = &buffers.contents[..received.contents];
+        self.unread.extend_from_slice(contents);
         let heard = match self.decode(token) {
             // A thread of its own serves what came before the end.
-            Heard::Part | Heard::Renewal if is_end => Heard::End,
+            Heard::Part | Heard::Renewal if received.is_end => Heard::End,
             heard => heard,
         };
-        Ok((raw, heard))
+        Ok(Received {
+            bytes: received.raw,
+            barren: received.barren,
+            heard,
+        })
     }
 
     /// Decodes what was received so far. A renewal is done with, anything else stays.

@@ -1,8 +1,10 @@
 //! One VM's part of the memory that a donor lends.
 
+mod controls;
 mod deregistration;
 mod sessions;
 
+pub(crate) use controls::Control;
 pub(crate) use sessions::{SessionKind, SessionRefused};
 
 use super::Share;
@@ -11,15 +13,16 @@ use crate::donor::policy::{Accounts, Charge, Resource};
 use crate::mapping::{Advice, Mapping};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
+use crate::stream::Closer;
 use crate::transport::rdma::resources::{Quota, Share as QuotaShare};
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
 use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, PIECE_BYTES, Token};
+use controls::Controls;
 use fabric_host::lock;
 use fabric_identity::Subject;
 use sessions::Sessions;
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -69,8 +72,7 @@ pub struct Lease {
     /// from its first use on.
     for_rdma: Mutex<Option<(QuotaShare, Option<Charge>)>>,
     term: Mutex<Term>,
-    /// Number of control connections so far.
-    controls: AtomicU64,
+    controls: Arc<Controls>,
     sessions: Arc<Sessions>,
     /// Pages sent.
     pub pages_read: Counter,
@@ -115,7 +117,7 @@ impl Lease {
                 ends_at: Instant::now() + duration,
                 renewed_by: 0,
             }),
-            controls: AtomicU64::new(0),
+            controls: Arc::default(),
             sessions: Arc::default(),
             pages_read: Counter::default(),
             pages_written: Counter::default(),
@@ -287,9 +289,11 @@ impl Lease {
         }
     }
 
-    /// Returns the number of a control connection that starts to serve the lease.
-    pub fn begin_control(&self) -> u64 {
-        self.controls.fetch_add(1, Ordering::AcqRel) + 1
+    /// Adds a control connection that starts to serve the lease. When it has too many, one that did not
+    /// renew it last is closed.
+    pub(crate) fn begin_control(&self, closer: Closer) -> Control {
+        let in_use = lock(&self.term).renewed_by;
+        self.controls.begin(closer, in_use)
     }
 
     /// Renews the lease on control connection `number`.

@@ -330,7 +330,8 @@ fn a_lease_ends_soon_when_the_connection_that_renewed_it_last_is_closed() {
         .lend("a".into(), PAGE, false, SECOND * 30)
         .expect("free");
     let is_orphan = || lease.ends_at() < Instant::now() + ORPHAN_TIME + SECOND;
-    let (kept, given_up) = (lease.begin_control(), lease.begin_control());
+    let (control, other) = (control(&lease).0, control(&lease).0);
+    let (kept, given_up) = (control.number(), other.number());
     lease.renew(kept);
     lease.renew(given_up);
     lease.orphan(kept);
@@ -342,6 +343,40 @@ fn a_lease_ends_soon_when_the_connection_that_renewed_it_last_is_closed() {
     assert!(!is_orphan(), "the VM lives");
     lease.orphan(kept);
     assert!(is_orphan(), "the VM has ended");
-    lease.renew(lease.begin_control());
+    lease.renew(self::control(&lease).0.number());
     assert!(!is_orphan(), "it came again");
+}
+
+/// A control connection of a lease, and its peer's end.
+fn control(lease: &Lease) -> (Control, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+    let (peer, _) = listener.accept().expect("connected");
+    (lease.begin_control(Closer::Tcp(stream.into())), peer)
+}
+
+#[test]
+fn a_lease_closes_its_oldest_control_connection_but_the_one_that_renews() {
+    let pool = pool(1);
+    let lease = pool.lend("a".into(), PAGE, false, SECOND).expect("free");
+    let (first, first_peer) = control(&lease);
+    lease.renew(first.number());
+    let (second, second_peer) = control(&lease);
+    let others = [control(&lease), control(&lease)];
+    let is_closed = |mut peer: &TcpStream| {
+        peer.set_nonblocking(true).expect("a socket");
+        matches!(peer.read(&mut [0; 1]), Ok(0))
+    };
+    assert!(!is_closed(&second_peer), "4 are allowed");
+    let fifth = control(&lease);
+    assert!(is_closed(&second_peer), "the oldest that does not renew");
+    assert!(!is_closed(&first_peer));
+    // What has ended makes room.
+    drop((second, others));
+    lease.renew(fifth.0.number());
+    let next = [control(&lease), control(&lease)];
+    assert!(!is_closed(&first_peer), "4 again");
+    let last = control(&lease);
+    assert!(is_closed(&first_peer), "it does not renew any more");
+    drop((first, next, last));
 }

@@ -195,11 +195,14 @@ impl Sleeper {
     /// Receives once, and answers a renewal. Returns why the connection does not rest any more, if
     /// so.
     fn hear(&mut self, shared: &Shared, buffers: &mut Buffers) -> Option<Leave> {
-        let (bytes, heard) = match self.connection.receive(&self.of.token, buffers) {
-            Ok((_, Heard::Nothing)) => return None,
+        let received = match self.connection.receive(&self.of.token, buffers) {
             Ok(received) => received,
             Err(error) => return Some(Leave::Over(error)),
         };
+        let heard = received.heard;
+        if heard == Heard::Nothing {
+            return None;
+        }
         let now = Instant::now();
         self.heard_at = now;
         match heard {
@@ -217,7 +220,7 @@ impl Sleeper {
             true => self.part_since.or(Some(now)),
             false => None,
         };
-        if self.pace.pass(now, bytes) {
+        if self.pace.pass(now, received.bytes, received.barren) {
             return None;
         }
         Some(match heard {
@@ -230,7 +233,7 @@ impl Sleeper {
         let Some(lease) = shared.served.pool.find(&self.of.token) else {
             return Some(self.tell_ended(buffers));
         };
-        lease.renew(self.of.number);
+        lease.renew(self.of.among.number());
         let status = lease.status();
         drop(lease);
         let sent = self.connection.send(FrameKind::Status, &status, buffers);

@@ -37,8 +37,11 @@ fn hear(server: &mut Resting, buffers: &mut Buffers) -> Heard {
     let until = Instant::now() + PATIENCE;
     loop {
         match server.receive(&TOKEN, buffers).expect("a connection") {
-            (0, Heard::Nothing) => assert!(Instant::now() < until, "nothing came"),
-            (_, heard) => return heard,
+            Received {
+                heard: Heard::Nothing,
+                ..
+            } => assert!(Instant::now() < until, "nothing came"),
+            Received { heard, .. } => return heard,
         }
         std::thread::yield_now();
     }
@@ -162,7 +165,7 @@ fn one_call_takes_a_limited_part_of_a_flood() {
         for _ in 0..500 {
             stream.write_all_by(&[9], deadline).expect("sent");
         }
-        let (bytes, _) = server
+        let Received { bytes, .. } = server
             .receive(&TOKEN, &mut Buffers::default())
             .expect("a connection");
         assert!(bytes <= REST_INPUT_BYTES, "{bytes}");

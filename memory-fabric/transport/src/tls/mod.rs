@@ -16,7 +16,7 @@ mod session;
 pub(crate) mod tests;
 
 pub use handshake::{HANDSHAKE_TIMEOUT, TlsError};
-pub(crate) use rest::{REST_INPUT_BYTES, Room};
+pub(crate) use rest::{REST_INPUT_BYTES, Received, Room};
 pub use rustls::pki_types::CertificateDer;
 
 use fabric_host::poll::sleep_on;

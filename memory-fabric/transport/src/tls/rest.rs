@@ -12,6 +12,9 @@ use std::mem;
 /// Bytes that are received in one call: a renewal is a record of 78 bytes.
 pub const REST_INPUT_BYTES: usize = 1024;
 
+/// Bytes of a record beside its contents: header, type and tag (RFC 8446, section 5.2).
+const RECORD_BESIDE: usize = 5 + 1 + 16;
+
 /// Size of the buffer for records to send: an answer, and what the protocol itself sends.
 const REST_OUTPUT_BYTES: usize = 4096;
 
@@ -41,6 +44,9 @@ pub struct Received {
     pub raw: usize,
     /// Bytes of contents.
     pub contents: usize,
+    /// Bytes of records that were decrypted in vain: all, when they had no contents, and otherwise
+    /// those beyond the contents and one record around them.
+    pub barren: usize,
     /// Whether the peer has closed its end.
     pub is_end: bool,
 }
@@ -111,13 +117,20 @@ impl TlsStream {
                 raw => raw,
             };
             stream.received.end += raw;
+            let held = stream.received.len();
             let contents = stream.decrypt(target)?;
+            let decrypted = held - stream.received.len();
+            let barren = match contents {
+                0 => decrypted,
+                contents => decrypted.saturating_sub(contents + RECORD_BESIDE),
+            };
             // What the protocol itself sends.
             stream.send_whole()?;
             let is_end = stream.closed;
             Ok(Received {
                 raw,
                 contents,
+                barren,
                 is_end,
             })
         })
