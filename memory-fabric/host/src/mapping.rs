@@ -46,6 +46,17 @@ impl Advice {
 /// Limit of ranges that [`Mapping::unmap_pages`] takes.
 pub const UNMAP_RANGES_MAX: usize = 64;
 
+/// Bytes that are unmapped in one call. Meanwhile the kernel holds the memory map of the process, and
+/// every thread waits that allocates memory: some milliseconds for so many, and a second for 100 GiB.
+const UNMAP_BYTES: usize = 256 << 20;
+
+/// Returns the parts in which a mapping of `bytes` is unmapped, by offset and length: the last one first,
+/// so that what is left is one mapping.
+fn parts(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+    let starts = (0..bytes).step_by(UNMAP_BYTES).rev();
+    starts.map(move |start| (start, UNMAP_BYTES.min(bytes - start)))
+}
+
 /// A private or shared mapping, unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
@@ -287,8 +298,17 @@ unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no borrow of it is left.
-        let _ = unsafe { mm::munmap(self.as_ptr().cast(), self.bytes) };
+        for (offset, length) in parts(self.bytes) {
+            // SAFETY: the mapping is ours, and no borrow of it is left. What is behind the part is
+            // unmapped, and is not touched.
+            let unmapped = unsafe { mm::munmap(self.at(offset, length).cast(), length) };
+            if unmapped.is_err() && offset > 0 {
+                // Its pages are too large for the part: all that is left goes at once.
+                // SAFETY: as above.
+                let _ = unsafe { mm::munmap(self.as_ptr().cast(), offset + length) };
+                return;
+            }
+        }
     }
 }
 

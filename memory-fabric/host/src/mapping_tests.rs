@@ -45,3 +45,19 @@ fn a_slice_starts_with_zeroes_and_is_shared_by_threads() {
     assert!(ZeroedSlice::<AtomicU32>::new(0).expect("empty").is_empty());
     assert!(ZeroedSlice::<AtomicU32>::new(usize::MAX).is_err());
 }
+
+#[test]
+fn a_large_mapping_is_unmapped_from_its_end_in_parts() {
+    assert_eq!(parts(1).collect::<Vec<_>>(), [(0, 1)]);
+    assert_eq!(parts(UNMAP_BYTES).collect::<Vec<_>>(), [(0, UNMAP_BYTES)]);
+    let bytes = 2 * UNMAP_BYTES + PAGE_SIZE;
+    let expected = [
+        (2 * UNMAP_BYTES, PAGE_SIZE),
+        (UNMAP_BYTES, UNMAP_BYTES),
+        (0, UNMAP_BYTES),
+    ];
+    assert_eq!(parts(bytes).collect::<Vec<_>>(), expected);
+    let memory = Mapping::anonymous(bytes).expect("address space");
+    memory.write(bytes - 1, &[1]);
+    drop(memory);
+}

@@ -3,8 +3,8 @@
 mod ending;
 mod lease;
 
-pub use lease::{DropRefused, Lease, OutOfRange};
 pub(crate) use lease::{Control, SessionKind, SessionRefused};
+pub use lease::{DropRefused, Lease, OutOfRange};
 
 use super::policy::{Accounts, Charge, Denied, Resource};
 use crate::page::PAGE_SIZE;
@@ -92,6 +92,9 @@ pub struct Pool {
     bytes: u64,
     duration_max: Duration,
     closing_time_max: Duration,
+    /// Held while a lease is made, which may wait for memory of another to be unmapped. The table is
+    /// free meanwhile.
+    lending: Mutex<()>,
     table: Mutex<Table>,
     lent: Arc<Mutex<u64>>,
     /// `None` without a policy.
@@ -138,6 +141,7 @@ impl Pool {
             bytes,
             duration_max,
             closing_time_max: CLOSING_TIME_MAX,
+            lending: Mutex::default(),
             table: Mutex::default(),
             lent: Arc::default(),
             granted: Counter::default(),
@@ -235,8 +239,8 @@ impl Pool {
         if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE as u64) {
             return Err(LeaseError::Size(bytes));
         }
-        let mut table = lock(&self.table);
-        if table.active.len() >= LEASES_MAX {
+        let _lending = lock(&self.lending);
+        if self.leases() >= LEASES_MAX {
             return Err(LeaseError::TooMany);
         }
         let (share, granted) = self.share(owner.as_ref(), bytes, or_less)?;
@@ -252,7 +256,9 @@ impl Pool {
             share,
             self.accounts.clone(),
         )?);
+        let mut table = lock(&self.table);
         table.active.insert(lease.token, Arc::clone(&lease));
+        drop(table);
         self.granted.increment();
         Ok(lease)
     }
@@ -335,6 +341,13 @@ impl Pool {
     #[must_use]
     pub fn find(&self, token: &Token) -> Option<Arc<Lease>> {
         lock(&self.table).active.get(token).cloned()
+    }
+
+    /// Runs `run` with the lease with this token, which does not end meanwhile. So the caller never has
+    /// the last reference, as it may with [`find`](Self::find), and unmaps no memory.
+    pub(super) fn with<T>(&self, token: &Token, run: impl FnOnce(&Lease) -> T) -> Option<T> {
+        let table = lock(&self.table);
+        table.active.get(token).map(|lease| run(lease))
     }
 
     /// Finds the lease with this token for the member with this certificate, or for a peer that has

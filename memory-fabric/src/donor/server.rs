@@ -200,7 +200,12 @@ impl Donor {
         })?);
         let fingerprint = listen_on_udp(&shared, address, &mut threads)?;
         let resting = Arc::clone(&shared);
-        threads.push(thread("donor-rest", move || rest::serve(&resting))?);
+        let (sender, leaving) = rest::leaving();
+        threads.push(thread("donor-rest", move || rest::serve(&resting, sender))?);
+        let waking = Arc::clone(&shared);
+        threads.push(thread("donor-wake", move || {
+            rest::serve_leaving(&waking, &leaving);
+        })?);
         let expiring = Arc::clone(&shared);
         threads.push(thread("donor-leases", move || expire(&expiring))?);
         Ok(Self {

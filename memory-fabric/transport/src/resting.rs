@@ -190,6 +190,22 @@ impl Resting {
         }
     }
 
+    /// Whether the request that was received last releases the lease with this token.
+    #[must_use]
+    pub fn has_release(&self, token: &Token) -> bool {
+        let Some((header, payload)) = self.unread.split_first_chunk::<HEADER_BYTES>() else {
+            return false;
+        };
+        let frame = Frame::decode(header)
+            .ok()
+            .filter(|frame| frame.kind == FrameKind::Release && frame.length == payload.len());
+        frame.is_some_and(|frame| {
+            let verified = frame.verify(header, payload).is_ok();
+            let shown = decode_message::<Token>(frame.kind, payload);
+            verified && shown.is_ok_and(|shown| shown == *token)
+        })
+    }
+
     fn part(&self) -> Heard {
         match &self.stream {
             Stream::Tls(stream) if stream.is_crowded() => Heard::Other,

@@ -20,6 +20,13 @@ impl Pool {
         Some(status)
     }
 
+    /// Ends a lease as [`end`](Self::end) does, without waiting: [`end_expired`](Self::end_expired)
+    /// releases its memory.
+    pub(in crate::donor) fn end_soon(&self, token: &Token) -> Option<LeaseStatus> {
+        let lease = self.begin_end(Instant::now(), |lease| lease.token == *token);
+        lease.first().map(|lease| lease.status())
+    }
+
     /// Ends every lease that was not renewed in time; returns the names of their VMs. Does not
     /// wait, so that a lease that hangs delays no other.
     pub fn end_expired(&self, now: Instant) -> Vec<String> {
@@ -56,7 +63,10 @@ impl Pool {
             let owner = lease.owner.as_ref();
             owner.is_some_and(|owner| wanted(&owner.holder))
         };
+        // One that is being made under former rules is in the table after that.
+        let lending = lock(&self.lending);
         let ended = self.begin_end(now, is_owner);
+        drop(lending);
         let totals = (ended.len(), ended.iter().map(|lease| lease.bytes()).sum());
         for lease in ended {
             lease.has_closed_by(now + self.closing_time_max);

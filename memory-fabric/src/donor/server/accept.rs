@@ -253,11 +253,12 @@ fn rest(
     if controlling.control.is_quiet() && place.rest() {
         let Controlling { control, of } = controlling;
         let connection = Resting::of(control)?;
-        shared.rest.add(Arrival {
+        // Boxed, as those that rest, so that many at once take no large part of the heap.
+        shared.rest.add(Box::new(Arrival {
             place,
             connection,
             of,
-        });
+        }));
         return Ok(());
     }
     let connection = Connection {

@@ -2,7 +2,7 @@
 
 use super::mailbox::Mailbox;
 use crate::donor::Ending;
-use crate::donor::buffers::Made;
+use crate::donor::buffers::{BuffersFull, Made};
 use crate::donor::connection::{Controlled, Served};
 use crate::donor::places::{Admission, Full, Place, Places, Purpose, Reason};
 use crate::stream::{Closer, Stream};
@@ -33,7 +33,7 @@ pub(super) struct Shared {
     pub(super) ended: EventFd,
     pub(super) dropped: Dropped,
     /// Control connections that come to rest.
-    pub(super) rest: Mailbox<Arrival>,
+    pub(super) rest: Mailbox<Box<Arrival>>,
     notices: Seldom,
 }
 
@@ -53,7 +53,7 @@ pub struct Dropped {
 }
 
 #[derive(Debug)]
-struct Open {
+pub(super) struct Open {
     places: Places,
     registered: HashMap<u64, Registered>,
 }
@@ -79,6 +79,15 @@ impl Registered {
             None => self.closer.close(),
         }
     }
+}
+
+/// Why a connection gets no thread.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotWoken {
+    #[error(transparent)]
+    Buffers(#[from] BuffersFull),
+    #[error(transparent)]
+    Places(#[from] Full),
 }
 
 /// The place of a connection that has a thread; released when this is dropped.
@@ -156,18 +165,18 @@ impl TakenPlace {
         rests
     }
 
-    /// Notes that the connection gets a thread and buffers again. Returns false if it may have
-    /// none.
-    pub(super) fn wake(&mut self, purpose: Purpose) -> bool {
-        let Ok(share) = self.shared.served.buffers.take(self.made) else {
-            return false;
-        };
+    /// Notes that the connection gets a thread and buffers again.
+    ///
+    /// # Errors
+    ///
+    /// When it may have none.
+    pub(super) fn wake(&mut self, purpose: Purpose) -> Result<(), NotWoken> {
+        let share = self.shared.served.buffers.take(self.made)?;
         let woken = self.shared.open().places.wake(self.number, purpose);
         self.note_if_full(&woken);
-        if woken.is_ok() {
-            self.share = share;
-        }
-        woken.is_ok()
+        woken?;
+        self.share = share;
+        Ok(())
     }
 
     /// Notes what the peer has shown.
@@ -203,7 +212,7 @@ impl Shared {
         credentials: Option<Arc<SharedCredentials>>,
         lease_duration_max: Duration,
         ended: EventFd,
-        rest: Mailbox<Arrival>,
+        rest: Mailbox<Box<Arrival>>,
     ) -> Self {
         Self {
             served,
@@ -220,7 +229,7 @@ impl Shared {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    pub(super) fn open(&self) -> MutexGuard<'_, Open> {
         lock(&self.open)
     }
 
@@ -389,6 +398,19 @@ impl Shared {
         let open = self.open();
         let of_members = open.registered.values().filter(|one| one.peer.is_some());
         of_members.count()
+    }
+
+    /// Takes all places of leases.
+    #[cfg(test)]
+    pub(super) fn fill(&self) {
+        let (from, now) = ([192, 0, 2, 1].into(), Instant::now());
+        let places = &mut self.open().places;
+        while let Admission::Admitted(number) = places.admit(from, now)
+            && places.begin(number, now)
+            && places
+                .establish(number, from, Purpose::Control, now)
+                .is_ok()
+        {}
     }
 
     /// Breaks all connections. Returns how many these are.

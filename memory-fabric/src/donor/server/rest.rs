@@ -7,19 +7,24 @@
 //! No peer holds the thread: an event lets a connection receive once, decode one frame and send one
 //! answer, and the kernel reports ready connections in turn. One whose peer sends too fast gets a
 //! thread of its own, or is closed.
+//!
+//! Nor does another thread of the node: this one holds no reference to a lease, whose last user
+//! unmaps it, and [another one](leaving) ends connections, or gives them buffers and threads.
 
+mod leaving;
 mod pace;
 
 use super::EXPIRY_CHECK_INTERVAL;
-use super::accept::serve_woken;
 use super::mailbox::BELL;
 use super::open::{Arrival, Shared, TakenPlace};
 use crate::control::CONTROL_TIMEOUT;
-use crate::donor::connection::{Controlled, Controlling};
+use crate::donor::RESTING_MAX;
+use crate::donor::connection::Controlled;
 use crate::donor::places::Purpose;
 use crate::donor::refuse::UNKNOWN_LEASE;
 use crate::transport::resting::{Buffers, Heard, Resting};
 use crate::wire::{ErrorMessage, FrameKind, Refusal};
+pub(super) use leaving::serve as serve_leaving;
 use pace::Pace;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -27,6 +32,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 /// Events that are taken from the kernel at once.
@@ -37,7 +43,7 @@ const CHECK_INTERVAL: Duration = EXPIRY_CHECK_INTERVAL.saturating_mul(2);
 
 /// A connection that rests. Its place is released last.
 #[derive(Debug)]
-struct Sleeper {
+pub(super) struct Sleeper {
     connection: Resting,
     of: Controlled,
     pace: Pace,
@@ -45,6 +51,8 @@ struct Sleeper {
     heard_at: Instant,
     /// When the first part of a frame came.
     part_since: Option<Instant>,
+    /// Why it does not rest any more, if so.
+    leave: Option<Leave>,
     place: TakenPlace,
 }
 
@@ -59,11 +67,18 @@ enum Leave {
     Close(&'static str),
 }
 
+/// Returns what connections leave through: as many as can rest.
+pub(super) fn leaving() -> (SyncSender<Box<Sleeper>>, Receiver<Box<Sleeper>>) {
+    sync_channel(RESTING_MAX)
+}
+
 /// Serves resting connections until the node stops.
-pub(super) fn serve(shared: &Arc<Shared>) {
+pub(super) fn serve(shared: &Arc<Shared>, leaving: SyncSender<Box<Sleeper>>) {
     let mut bed = Bed {
         shared,
-        sleepers: HashMap::new(),
+        leaving,
+        // It never grows: that would take new memory and free the old one.
+        sleepers: HashMap::with_capacity(RESTING_MAX),
         buffers: Buffers::default(),
     };
     if let Err(error) = bed.run() {
@@ -74,7 +89,8 @@ pub(super) fn serve(shared: &Arc<Shared>) {
 
 struct Bed<'a> {
     shared: &'a Arc<Shared>,
-    sleepers: HashMap<u64, Sleeper>,
+    leaving: SyncSender<Box<Sleeper>>,
+    sleepers: HashMap<u64, Box<Sleeper>>,
     buffers: Buffers,
 }
 
@@ -112,7 +128,7 @@ impl Bed<'_> {
 
     fn take_arrivals(&mut self) {
         for arrival in self.shared.rest.take() {
-            let sleeper = Sleeper::new(arrival);
+            let sleeper = Box::new(Sleeper::new(*arrival));
             let number = sleeper.place.number();
             let Some(socket) = sleeper.connection.socket() else {
                 continue;
@@ -155,21 +171,17 @@ impl Bed<'_> {
     }
 
     fn leave(&mut self, number: u64, leave: Leave) {
-        let Some(sleeper) = self.sleepers.remove(&number) else {
+        let Some(mut sleeper) = self.sleepers.remove(&number) else {
             return;
         };
         if let Some(socket) = sleeper.connection.socket() {
             // It fails when it was not added.
             let _ = epoll::delete(self.shared.rest.epoll(), socket);
         }
-        let peer = sleeper.connection.peer();
-        match leave {
-            Leave::Wake(purpose) => sleeper.wake(self.shared, purpose),
-            Leave::Over(error) => {
-                tracing::debug!(%peer, %error, "control connection ended");
-                sleeper.of.orphan(&self.shared.served.pool, &error);
-            }
-            Leave::Close(why) => tracing::debug!(%peer, why, "control connection closed"),
+        sleeper.leave = Some(leave);
+        // It has room: the connection keeps its place among those that rest until it is taken.
+        if let Err(error) = self.leaving.try_send(sleeper) {
+            tracing::error!(%error, "a control connection is closed");
         }
     }
 }
@@ -188,6 +200,7 @@ impl Sleeper {
             pace: Pace::new(now),
             heard_at: now,
             part_since: None,
+            leave: None,
             place,
         }
     }
@@ -230,12 +243,13 @@ impl Sleeper {
     }
 
     fn renew(&mut self, shared: &Shared, buffers: &mut Buffers) -> Option<Leave> {
-        let Some(lease) = shared.served.pool.find(&self.of.token) else {
+        let status = shared.served.pool.with(&self.of.token, |lease| {
+            lease.renew(self.of.among.number());
+            lease.status()
+        });
+        let Some(status) = status else {
             return Some(self.tell_ended(buffers));
         };
-        lease.renew(self.of.among.number());
-        let status = lease.status();
-        drop(lease);
         let sent = self.connection.send(FrameKind::Status, &status, buffers);
         sent.err()
             .map(|_| Leave::Close("its peer does not read the answers"))
@@ -254,11 +268,14 @@ impl Sleeper {
 
     /// Returns why the connection does not rest any more, if so.
     fn check(&mut self, now: Instant, shared: &Shared, buffers: &mut Buffers) -> Option<Leave> {
-        let Some(lease) = shared.served.pool.find(&self.of.token) else {
+        let duration = shared
+            .served
+            .pool
+            .with(&self.of.token, |lease| lease.duration);
+        let Some(duration) = duration else {
             return Some(self.tell_ended(buffers));
         };
-        let silent_max = lease.duration * 2;
-        drop(lease);
+        let silent_max = duration * 2;
         let since = |then: Instant| now.saturating_duration_since(then);
         if self
             .part_since
@@ -269,27 +286,7 @@ impl Sleeper {
         // Another connection renews the lease, and this one has lost its peer.
         (since(self.heard_at) >= silent_max).then_some(Leave::Close("it was silent for too long"))
     }
-
-    /// Gives the connection a thread of its own; closes it when it may have none.
-    fn wake(self, shared: &Arc<Shared>, purpose: Purpose) {
-        let Self {
-            connection,
-            of,
-            mut place,
-            ..
-        } = self;
-        let peer = connection.peer();
-        if !place.wake(purpose) {
-            tracing::debug!(%peer, "control connection closed: there is no thread for it");
-            return;
-        }
-        let timeout = connection.has_part().then_some(CONTROL_TIMEOUT);
-        match connection.wake() {
-            Ok(control) => serve_woken(shared, place, Controlling { control, of }, timeout),
-            Err(error) => {
-                tracing::debug!(%peer, %error, "control connection ended");
-                of.orphan(&shared.served.pool, &error);
-            }
-        }
-    }
 }
+
+#[cfg(test)]
+mod tests;
