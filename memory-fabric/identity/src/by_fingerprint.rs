@@ -10,6 +10,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
 use crate::Fingerprint;
 use crate::certificate::fingerprint_of;
+use crate::presented::check_chain;
 
 /// Which fingerprints are accepted.
 #[derive(Debug)]
@@ -70,11 +71,12 @@ impl ServerCertVerifier for FingerprintVerifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         _name: &ServerName<'_>,
         _ocsp: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        check_chain(certificate, intermediates).map_err(Error::General)?;
         self.check(certificate)?;
         Ok(ServerCertVerified::assertion())
     }
@@ -110,9 +112,10 @@ impl ClientCertVerifier for FingerprintVerifier {
     fn verify_client_cert(
         &self,
         certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        check_chain(certificate, intermediates).map_err(Error::General)?;
         self.check(certificate)?;
         Ok(ClientCertVerified::assertion())
     }

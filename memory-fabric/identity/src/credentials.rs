@@ -16,7 +16,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::files::{self, FileError};
-use crate::presented::{Presented, PresentedError};
+use crate::presented::{Presented, PresentedError, check_chain};
 use crate::subject::{Name, Role, Subject};
 use crate::verifiers::{MemberVerifier, NodeVerifier};
 use crate::{Fingerprint, certificate};
@@ -154,6 +154,8 @@ impl Credentials {
             authorities: authorities.clone(),
             reason: reason.to_string(),
         };
+        // Its peers would refuse it.
+        check_chain(&loaded.chain[0], &loaded.chain[1..]).map_err(|why| refused(&why))?;
         // Every certificate of an authority of this program is one for clients.
         let verifier = loaded.confirming()?;
         verifier
@@ -201,6 +203,7 @@ impl Credentials {
         let Some((certificate, between)) = chain.split_first() else {
             return Err("there is no certificate".to_owned());
         };
+        check_chain(certificate, between)?;
         let verifier = self.confirming().map_err(|error| error.to_string())?;
         let confirmed = verifier.verify_client_cert(certificate, between, now());
         confirmed.map(|_| ()).map_err(|error| error.to_string())

@@ -6,6 +6,30 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::subject::{Subject, SubjectError};
 
+/// Limit of the certificates that a peer shows: its own, and those between it and the authority.
+pub const CHAIN_CERTIFICATES_MAX: usize = 4;
+
+/// Limit of their bytes. An end keeps what its peer shows as long as the connection; certificates of
+/// `ssi-hv pki` have some 600 bytes, and those with RSA keys of 4,096 bits some 2,000.
+pub const CHAIN_BYTES_MAX: usize = 8 << 10;
+
+/// Checks that what a peer shows is within its limits.
+pub(crate) fn check_chain(
+    certificate: &CertificateDer<'_>,
+    between: &[CertificateDer<'_>],
+) -> Result<(), String> {
+    let count = 1 + between.len();
+    let bytes = certificate.len() + between.iter().map(|one| one.len()).sum::<usize>();
+    if count <= CHAIN_CERTIFICATES_MAX && bytes <= CHAIN_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "it comes with others as a chain of {count} certificates and {bytes} bytes, and \
+         {CHAIN_CERTIFICATES_MAX} of {CHAIN_BYTES_MAX} bytes are the limit; show it with those \
+         between it and the authority alone"
+    ))
+}
+
 /// A certificate that names no member of a cluster.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum PresentedError {

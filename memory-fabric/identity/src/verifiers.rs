@@ -9,7 +9,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
 use crate::NAME;
-use crate::presented::Presented;
+use crate::presented::{Presented, check_chain};
 use crate::subject::{Name, Role, Subject};
 
 /// Checks that a confirmed certificate names a member of `cluster` with one of `roles`.
@@ -69,6 +69,7 @@ impl ClientCertVerifier for MemberVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        check_chain(certificate, intermediates).map_err(Error::General)?;
         let confirmed = self
             .confirming
             .verify_client_cert(certificate, intermediates, now)?;
@@ -129,6 +130,7 @@ impl ServerCertVerifier for NodeVerifier {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        check_chain(certificate, intermediates).map_err(Error::General)?;
         let name = ServerName::try_from(NAME).map_err(|error| Error::General(error.to_string()))?;
         let confirmed =
             self.confirming

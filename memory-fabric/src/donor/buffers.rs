@@ -13,6 +13,7 @@ use crate::transport::rdma::resources::{Quota, Share, Usage};
 use crate::transport::resting::RESTING_BYTES;
 use crate::transport::{tls, udp};
 use crate::wire::{CONTROL_BYTES_MAX, TrafficClass};
+use fabric_identity::presented::CHAIN_BYTES_MAX;
 use std::sync::Arc;
 
 /// Of a connection by TCP without TLS: a request and its answer.
@@ -21,10 +22,13 @@ const TCP_BYTES: usize = 4 * CONTROL_BYTES_MAX;
 /// The most that a connection occupies before it is one for pages.
 const CONNECTION_BYTES_MAX: usize = max(TCP_BYTES, max(tls::BUFFER_BYTES, udp::WAITING_BYTES));
 
+/// The most that one occupies while it rests.
+const RESTING_BYTES_MAX: usize = RESTING_BYTES + 2 * CHAIN_BYTES_MAX;
+
 /// Limit of the bytes of all connections, without those of page traffic.
 const CONNECTIONS_BYTES_MAX: u64 = (CONNECTIONS_MAX + CONTROL_SPARE + WAITING_MAX) as u64
     * CONNECTION_BYTES_MAX as u64
-    + RESTING_MAX as u64 * RESTING_BYTES as u64;
+    + RESTING_MAX as u64 * RESTING_BYTES_MAX as u64;
 
 /// Limit of the bytes for page traffic: what as many connections by TCP as there can be take. By UDP
 /// each takes more.
@@ -44,8 +48,10 @@ pub(super) enum Made {
     Tcp,
     Tls,
     Udp,
-    /// It rests, and has given its buffers back.
-    Resting,
+    /// It rests, and has given its buffers back. TLS and this node keep what the peer has shown.
+    Resting {
+        chain_bytes: usize,
+    },
 }
 
 /// There is no room for the buffers of another connection.
@@ -87,7 +93,7 @@ impl Buffers {
             Made::Tcp => TCP_BYTES,
             Made::Tls => tls::BUFFER_BYTES,
             Made::Udp => udp::WAITING_BYTES,
-            Made::Resting => RESTING_BYTES,
+            Made::Resting { chain_bytes } => RESTING_BYTES + 2 * chain_bytes,
         };
         take(&self.connections, bytes)
     }
@@ -151,10 +157,13 @@ mod tests {
         assert_eq!(by_udp(TrafficClass::Bulk), 4_549_usize);
         assert_eq!(by_udp(TrafficClass::Prefetch), 11_717_usize);
         let tenths_of_gib = |bytes: u64| (bytes * 10 + (1 << 29)) >> 30;
-        assert_eq!(RESTING_BYTES >> 10, 2);
-        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX), 11);
+        assert_eq!(
+            [RESTING_BYTES, RESTING_BYTES_MAX].map(|bytes| bytes >> 10),
+            [2, 18]
+        );
+        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX), 16);
         assert_eq!(tenths_of_gib(PAGES_BYTES_MAX), 23);
-        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX + PAGES_BYTES_MAX), 34);
+        assert_eq!(tenths_of_gib(CONNECTIONS_BYTES_MAX + PAGES_BYTES_MAX), 39);
     }
 
     #[test]
@@ -171,7 +180,9 @@ mod tests {
             shares.push(buffers.take(Made::Udp).expect("a place"));
         }
         for _ in 0..RESTING_MAX {
-            shares.push(buffers.take(Made::Resting).expect("a place"));
+            let chain_bytes = CHAIN_BYTES_MAX;
+            let resting = buffers.take(Made::Resting { chain_bytes });
+            shares.push(resting.expect("a place"));
         }
         let refused = buffers.take_for_pages(TrafficClass::Urgent, 0);
         let Usage { in_use, limit } = buffers.usage();

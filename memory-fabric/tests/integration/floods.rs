@@ -149,7 +149,9 @@ fn many_connections_under_tls_rest_and_renew() {
         credentials: control_credentials(&prod, "vm/web"),
         name: name("alpha"),
     });
-    many_rest(&donor, &carrier);
+    let path = prod.directory_of("vm/web").join("cert.pem");
+    let shown = fabric_identity::credentials::certificates(&path).expect("one");
+    many_rest(&donor, &carrier, shown.iter().map(|one| one.len()).sum());
 }
 
 #[test]

@@ -345,7 +345,7 @@ impl Stream {
 
     /// Who is at the other end, where certificates say so.
     #[must_use]
-    pub fn peer(&self) -> Option<&Peer> {
+    pub fn peer(&self) -> Option<&Arc<Peer>> {
         match self {
             Self::Tls(stream) => Some(stream.peer()),
             Self::Udp(stream) => stream.peer(),

@@ -120,7 +120,7 @@ impl UdpStream {
 
     /// Returns who is at the other end.
     #[must_use]
-    pub const fn peer(&self) -> Option<&Peer> {
+    pub const fn peer(&self) -> Option<&Arc<Peer>> {
         match self.0 {}
     }
 

@@ -250,7 +250,9 @@ fn rest(
     mut place: TakenPlace,
     controlling: Controlling,
 ) -> Result<(), ControlError> {
-    if controlling.control.is_quiet() && place.rest() {
+    let chain = controlling.control.chain().unwrap_or_default();
+    let chain_bytes = chain.iter().map(|one| one.len()).sum();
+    if controlling.control.is_quiet() && place.rest(chain_bytes) {
         let Controlling { control, of } = controlling;
         let connection = Resting::of(control)?;
         // Boxed, as those that rest, so that many at once take no large part of the heap.

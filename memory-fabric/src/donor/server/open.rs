@@ -64,7 +64,7 @@ struct Registered {
     closer: Closer,
     address: SocketAddr,
     /// Who the peer is, once it has shown that.
-    peer: Option<Peer>,
+    peer: Option<Arc<Peer>>,
     /// The last second of the validity of its certificate, since 1970.
     not_after: i64,
     /// Ends the vCPUs that the peer has here.
@@ -152,10 +152,11 @@ impl TakenPlace {
         }
     }
 
-    /// Notes that the connection rests from now on, without buffers. Returns false if it has to
-    /// keep its thread.
-    pub(super) fn rest(&mut self) -> bool {
-        let Ok(share) = self.shared.served.buffers.take(Made::Resting) else {
+    /// Notes that the connection rests from now on, without buffers. Its peer has shown
+    /// certificates of `chain_bytes`. Returns false if it has to keep its thread.
+    pub(super) fn rest(&mut self, chain_bytes: usize) -> bool {
+        let made = Made::Resting { chain_bytes };
+        let Ok(share) = self.shared.served.buffers.take(made) else {
             return false;
         };
         let rests = self.shared.open().places.rest(self.number).is_ok();
@@ -191,7 +192,7 @@ impl TakenPlace {
         if let Some(registered) = open.registered.get_mut(&self.number) {
             // It was read before, when the connection was made.
             registered.not_after = presented.map_or(i64::MIN, |presented| presented.not_after);
-            registered.peer = Some(peer.clone());
+            registered.peer = Some(Arc::clone(peer));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Connections between members of a cluster, and those who are none.
 
 mod buffers;
+mod chains;
 pub mod cluster;
 mod compute;
 mod peers;

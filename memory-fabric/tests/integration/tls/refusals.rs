@@ -16,7 +16,7 @@ use rustls::client::{
 };
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, NamedGroup, StreamOwned};
 use std::io::{self, Read, Write};
@@ -26,12 +26,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 
-fn provider() -> Arc<CryptoProvider> {
+pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// A client that accepts every server and shows this certificate, or none.
 pub fn config(shown: Option<Pair>) -> ClientConfig {
+    config_with(shown, &[])
+}
+
+/// The same, which shows others beside its certificate.
+pub fn config_with(shown: Option<Pair>, others: &[CertificateDer<'static>]) -> ClientConfig {
     let config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .expect("TLS 1.3")
@@ -46,7 +51,8 @@ pub fn config(shown: Option<Pair>) -> ClientConfig {
             certificate, key, ..
         }) => {
             let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
-            let config = config.with_client_auth_cert(vec![certificate], key);
+            let chain = [&[certificate], others].concat();
+            let config = config.with_client_auth_cert(chain, key);
             config.expect("a certificate and its key")
         }
     }
@@ -76,11 +82,11 @@ pub enum Door {
     Udp,
 }
 
-const DOORS: [Door; 2] = [Door::Tcp, Door::Udp];
+pub const DOORS: [Door; 2] = [Door::Tcp, Door::Udp];
 
 impl Door {
     /// Asks for a lease as this client, until the first byte of an answer.
-    fn answer_to(self, donor: &Donor, config: ClientConfig) -> Result<(), String> {
+    pub fn answer_to(self, donor: &Donor, config: ClientConfig) -> Result<(), String> {
         let answered = match self {
             Self::Tcp => over_tcp(donor, config),
             Self::Udp => over_udp(donor, config),
@@ -431,7 +437,7 @@ fn a_silent_client_delays_nobody_and_is_disconnected() {
     drop(control);
 }
 
-fn describe(error: &dyn std::error::Error) -> String {
+pub fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -246,10 +246,10 @@ impl TlsStream {
         Ok(Self {
             socket,
             session,
-            peer: Peer {
+            peer: Arc::new(Peer {
                 subject: presented.subject,
                 chain,
-            },
+            }),
             input,
             received: 0..received,
             is_ready: received > 0 || !rest.is_empty(),

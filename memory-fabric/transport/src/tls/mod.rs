@@ -59,7 +59,7 @@ pub struct Peer {
 pub struct TlsStream {
     socket: Arc<TcpStream>,
     session: Session,
-    peer: Peer,
+    peer: Arc<Peer>,
     /// Received records.
     input: Box<[u8]>,
     /// The part of `input` that is not decrypted yet.
@@ -98,7 +98,7 @@ impl fmt::Debug for TlsStream {
 impl TlsStream {
     /// Returns who is at the other end.
     #[must_use]
-    pub const fn peer(&self) -> &Peer {
+    pub const fn peer(&self) -> &Arc<Peer> {
         &self.peer
     }
 

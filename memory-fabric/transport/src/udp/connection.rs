@@ -79,7 +79,7 @@ pub struct UdpStream {
     connection: Connection,
     connected: bool,
     /// Whom the peer's certificate names, if it has shown one of the cluster.
-    member: Option<Peer>,
+    member: Option<Arc<Peer>>,
     /// Why it has failed.
     failed: Option<Failure>,
     inbox: Inbox,
@@ -145,7 +145,7 @@ impl fmt::Debug for UdpStream {
 impl UdpStream {
     /// Returns who is at the other end, where certificates of the cluster say so.
     #[must_use]
-    pub const fn peer(&self) -> Option<&Peer> {
+    pub const fn peer(&self) -> Option<&Arc<Peer>> {
         self.member.as_ref()
     }
 

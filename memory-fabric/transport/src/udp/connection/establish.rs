@@ -155,10 +155,8 @@ impl UdpStream {
         let certificate = chain.first();
         let certificate = certificate.ok_or_else(|| refused("it has none".to_owned()))?;
         let presented = Presented::read(certificate).map_err(|why| refused(why.to_string()))?;
-        self.member = Some(Peer {
-            subject: presented.subject,
-            chain,
-        });
+        let subject = presented.subject;
+        self.member = Some(Arc::new(Peer { subject, chain }));
         Ok(())
     }
 }
