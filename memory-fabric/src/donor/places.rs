@@ -5,11 +5,14 @@
 //! lease out. One that arrives when these are taken replaces another: refusing it would let a client
 //! that takes all places first keep all others out.
 
+mod threads;
+
 use super::{CONNECTIONS_MAX, Ending};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use threads::{Thread, Threads};
 
 /// Limit of waiting connections, and of threads that serve such: 64 use at most 20 MiB of buffers.
 pub const WAITING_MAX: usize = 64;
@@ -115,57 +118,8 @@ struct Waiting {
 struct Established {
     from: IpAddr,
     thread: Thread,
-}
-
-/// The thread of a connection of a lease.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Thread {
-    /// One of [`CONNECTIONS_MAX`].
-    Lasting,
-    /// One of [`CONTROL_SPARE`].
-    Short,
-    /// That of all resting connections.
-    Shared,
-}
-
-/// Numbers of connections of leases by their threads.
-#[derive(Debug, Default)]
-struct Threads {
-    lasting: usize,
-    short: usize,
-    shared: usize,
-}
-
-impl Threads {
-    const fn of(&mut self, thread: Thread) -> (&mut usize, usize) {
-        match thread {
-            Thread::Lasting => (&mut self.lasting, CONNECTIONS_MAX),
-            Thread::Short => (&mut self.short, CONTROL_SPARE),
-            Thread::Shared => (&mut self.shared, RESTING_MAX),
-        }
-    }
-
-    fn take(&mut self, thread: Thread) -> Result<Thread, Full> {
-        let (count, most) = self.of(thread);
-        if *count >= most {
-            return Err(Full);
-        }
-        *count += 1;
-        Ok(thread)
-    }
-
-    fn take_for(&mut self, purpose: Purpose) -> Result<Thread, Full> {
-        match purpose {
-            Purpose::Control => self
-                .take(Thread::Short)
-                .or_else(|_| self.take(Thread::Lasting)),
-            Purpose::Lasting => self.take(Thread::Lasting),
-        }
-    }
-
-    const fn give_back(&mut self, thread: Thread) {
-        *self.of(thread).0 -= 1;
-    }
+    /// Whether it has a place among those that rest, while it is set up.
+    promised: bool,
 }
 
 /// An address from which leases were used.
@@ -378,12 +332,16 @@ impl Places {
         if self.established.contains_key(&number) {
             return Ok(());
         }
-        let thread = self.threads_of.take_for(purpose)?;
+        let (thread, promised) = self.threads_of.take_to_begin(purpose)?;
         let from = network(address);
         self.waiting.remove(&number);
         self.threads -= 1;
-        self.established
-            .insert(number, Established { from, thread });
+        let one = Established {
+            from,
+            thread,
+            promised,
+        };
+        self.established.insert(number, one);
         let (open, since) = (0, now);
         self.known.entry(from).or_insert(Known { open, since }).open += 1;
         self.forget(now);
@@ -392,7 +350,7 @@ impl Places {
 
     /// Returns the number of connections that rest.
     pub(super) fn resting(&self) -> usize {
-        self.threads_of.shared
+        self.threads_of.resting()
     }
 
     /// Notes that a control connection keeps its thread.
@@ -401,9 +359,13 @@ impl Places {
     ///
     /// [`Full`].
     pub(super) fn stay(&mut self, number: u64) -> Result<(), Full> {
-        match self.established.get(&number).map(|one| one.thread) {
-            Some(Thread::Short) => self.change(number, Thread::Short, Purpose::Lasting),
-            _ => Ok(()),
+        let Some(one) = self.established.get_mut(&number) else {
+            return Ok(());
+        };
+        self.threads_of.redeem(&mut one.promised);
+        match one.thread {
+            Thread::Short => self.change(number, Thread::Short, Purpose::Lasting),
+            Thread::Lasting | Thread::Shared => Ok(()),
         }
     }
 
@@ -414,6 +376,7 @@ impl Places {
     /// [`Full`], when it has to keep its thread.
     pub(super) fn rest(&mut self, number: u64) -> Result<(), Full> {
         let one = self.established.get_mut(&number).ok_or(Full)?;
+        self.threads_of.redeem(&mut one.promised);
         let shared = self.threads_of.take(Thread::Shared)?;
         self.threads_of.give_back(one.thread);
         one.thread = shared;
@@ -439,8 +402,10 @@ impl Places {
 
     /// Removes a connection whose thread has ended, or that rested.
     pub(super) fn end(&mut self, number: u64, now: Instant) {
-        if let Some(Established { from, thread }) = self.established.remove(&number) {
-            self.threads_of.give_back(thread);
+        if let Some(mut one) = self.established.remove(&number) {
+            let from = one.from;
+            self.threads_of.redeem(&mut one.promised);
+            self.threads_of.give_back(one.thread);
             if let Some(known) = self.known.get_mut(&from) {
                 known.open -= 1;
                 known.since = now;

@@ -261,3 +261,39 @@ fn resting_connections_take_no_place_of_others_and_wake_beside_them() {
     assert_eq!(bed.places.resting(), before - 1);
     full(bed.places.wake(last, Purpose::Control));
 }
+
+#[test]
+fn a_control_connection_that_could_not_rest_needs_a_lasting_thread() {
+    let mut bed = Bed::new();
+    let control = |bed: &mut Bed| {
+        let number = bed.speaking(host(0));
+        let (places, now) = (&mut bed.places, bed.now);
+        let established = places.establish(number, host(0), Purpose::Control, now);
+        if established.is_err() {
+            places.end(number, now);
+        }
+        established.map(|()| number)
+    };
+    for _ in 1..RESTING_MAX {
+        let number = control(&mut bed).expect("a place");
+        bed.places.rest(number).expect("a place");
+    }
+    // The last place is for this one, which does not rest yet.
+    let last = control(&mut bed).expect("a place");
+    let lasting = control(&mut bed).expect("a thread of its own");
+    for _ in 1..CONNECTIONS_MAX {
+        bed.lease(host(0));
+    }
+    let full = control(&mut bed).expect_err("it would be refused later");
+    assert!(full.to_string().contains("3072"), "{full}");
+    bed.places.stay(lasting).expect("it keeps its thread");
+    bed.places.rest(last).expect("it was promised");
+    assert_eq!(bed.places.resting(), RESTING_MAX);
+    // A place that is not used any more is for others.
+    bed.places.end(last, bed.now);
+    let next = control(&mut bed).expect("a place");
+    assert!(control(&mut bed).is_err());
+    bed.places.end(next, bed.now);
+    let next = control(&mut bed).expect("a place");
+    bed.places.rest(next).expect("a place");
+}
