@@ -6,7 +6,7 @@ use super::policy::Charge;
 use super::pool::{Control, LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
 use super::{CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
-use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream, is_of_tls};
 use crate::link::describe;
 use crate::stream::Stream;
 use crate::transport::rdma::Settings;
@@ -59,8 +59,11 @@ pub(super) struct Controlled {
 impl Controlled {
     /// Notes that the peer has closed the connection, or that it broke.
     pub(super) fn orphan(&self, pool: &Pool, cause: &io::Error) {
-        // The VM's kernel closed the connection, which is not a timeout.
-        if cause.kind() != io::ErrorKind::TimedOut
+        // The VM's kernel closed the connection: that is no timeout, nor that it does not read its
+        // answers, nor what fails under TLS, which a third party can cause.
+        let kinds = [io::ErrorKind::TimedOut, io::ErrorKind::WriteZero];
+        if !kinds.contains(&cause.kind())
+            && !is_of_tls(cause)
             && let Some(lease) = pool.find(&self.token)
         {
             lease.orphan(self.among.number());
@@ -372,3 +375,6 @@ fn purpose(control: &ControlStream) -> Purpose {
 const fn over((): ()) -> Option<Controlling> {
     None
 }
+
+#[cfg(test)]
+mod tests;

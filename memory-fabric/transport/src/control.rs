@@ -374,6 +374,8 @@ impl ControlStream {
     }
 }
 
-fn is_of_tls(error: &io::Error) -> bool {
+/// Whether an error is one of TLS, rather than of the connection under it.
+#[must_use]
+pub fn is_of_tls(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|cause| cause.is::<TlsError>())
 }

@@ -316,7 +316,7 @@ impl Lease {
         }
     }
 
-    pub(super) fn ends_at(&self) -> Instant {
+    pub(in crate::donor) fn ends_at(&self) -> Instant {
         lock(&self.term).ends_at
     }
 
