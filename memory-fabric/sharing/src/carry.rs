@@ -149,9 +149,9 @@ impl<P: Peers> Engine<P> {
             self.hold(page, 1);
         }
         // A page that others lately waited for is held, and its unblock comes later.
-        self.can_wait = true;
+        self.give_way.can_wait = true;
         let carried = self.carry_out(actions);
-        self.can_wait = false;
+        self.give_way.can_wait = false;
         carried?;
         self.ask_ahead(page)
     }

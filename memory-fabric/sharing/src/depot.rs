@@ -257,7 +257,7 @@ impl<P: Peers> Engine<P> {
             }
             let answer = PeerMessage::Home(HomeMessage::Bytes { page });
             if self.may_leave(&answer)? {
-                self.is_urgent = true;
+                self.give_way.is_urgent = true;
                 self.peers.send(node, answer, Some(&bytes));
             } else {
                 self.hold_back(node, answer, Some(bytes.clone()));

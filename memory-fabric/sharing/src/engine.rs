@@ -20,6 +20,7 @@ use crate::depot::{Depot, Store};
 use crate::evict::EvictionQueue;
 use crate::faults::Pending;
 use crate::frames::Frames;
+use crate::give_way::GiveWay;
 use crate::home::HomeStore;
 use crate::merge::Tables;
 use crate::owned::OwnedBlocks;
@@ -95,13 +96,8 @@ pub(crate) struct Engine<P> {
     pub(crate) stats: Arc<SharingStats>,
     pub(crate) signals: Signals,
     spin: Spin,
-    hand_over: HandOver,
-    /// A thread that waited was woken since this was looked at.
-    pub(crate) has_woken: bool,
-    /// What is sent now ends a request that nobody else waits for, as far as this node knows.
-    pub(crate) can_wait: bool,
-    /// Messages are queued that another node may wait for.
-    pub(crate) is_urgent: bool,
+    pub(crate) hand_over: HandOver,
+    pub(crate) give_way: GiveWay,
     /// For [`Self::sleep`], whose room is used again.
     pub(crate) watched: Vec<libc::pollfd>,
 }
@@ -185,9 +181,7 @@ impl<P: Peers> Engine<P> {
             signals,
             spin: Spin::new(config.spin),
             hand_over: HandOver::new(config.spin),
-            has_woken: false,
-            can_wait: false,
-            is_urgent: false,
+            give_way: GiveWay::new(now),
             watched: Vec::new(),
             config,
         })
@@ -208,24 +202,29 @@ impl<P: Peers> Engine<P> {
             self.signals.fence.check()?;
             let mut worked = self.serve_halts();
             worked |= self.serve_faults(&mut faults)?;
-            self.flush(false);
+            if self.gives_way_at_once() {
+                idle_since = None;
+                continue;
+            }
+            self.flush();
             worked |= self.receive()?;
-            let hands_over = std::mem::take(&mut self.has_woken) && self.hand_over.pays(self.now);
+            if self.gives_way_at_once() {
+                idle_since = None;
+                continue;
+            }
+            self.give_way.passes();
             // Peers wait for the answers.
-            self.flush(hands_over);
+            self.flush();
             worked |= self.run_timers(self.now)?;
             worked |= self.serve_depot()?;
             worked |= self.retry()?;
             worked |= self.serve_fences()?;
             worked |= self.serve_discards()?;
-            self.flush(hands_over);
+            self.flush();
             self.flush_depot();
-            self.frames.finish_frees()?;
+            self.frames.finish_some_frees()?;
             self.stats.local_pages.set(self.local_pages() as u64);
-            if hands_over {
-                ((), self.now) = self.hand_over.pause(std::thread::yield_now);
-                // Sent with the thread's next request, if it has one already.
-                self.is_urgent = true;
+            if self.gives_way() {
                 idle_since = None;
                 continue;
             }
@@ -243,20 +242,15 @@ impl<P: Peers> Engine<P> {
             if polls_on {
                 continue;
             }
+            // Nothing waits while the engine sleeps.
+            self.flush_all();
+            self.frames.finish_frees()?;
             if self.sleep()? == Slept::Stopped {
                 return self.signals.fence.check();
             }
             self.now = Instant::now();
             let since = idle_since.take().unwrap_or(self.now);
             self.spin.slept(self.now - since);
-        }
-    }
-
-    /// Sends what is queued, unless it `can_wait`.
-    fn flush(&mut self, can_wait: bool) {
-        if self.is_urgent || !can_wait {
-            self.peers.flush();
-            self.is_urgent = false;
         }
     }
 
@@ -383,7 +377,7 @@ impl<P: Peers> Engine<P> {
     pub(crate) fn send_peer(&mut self, to: Member, message: PeerMessage) -> Result<(), Failure> {
         if self.may_leave(&message)? {
             let is_unblock = matches!(message, PeerMessage::Coherence(Message::Unblock { .. }));
-            self.is_urgent |= !(self.can_wait && is_unblock);
+            self.give_way.is_urgent |= !(self.give_way.can_wait && is_unblock);
             self.peers.send(to, message, None);
         } else {
             self.hold_back(to, message, None);
@@ -399,7 +393,7 @@ impl<P: Peers> Engine<P> {
         page: PageIndex,
     ) -> Result<(), Failure> {
         if self.may_leave(&message)? {
-            self.is_urgent = true;
+            self.give_way.is_urgent = true;
             self.peers.send(to, message, Some(self.frames.bytes(page)));
         } else {
             let mut place = self.spare_page();

@@ -163,7 +163,7 @@ impl<P: Peers> Engine<P> {
         if is_waiter_known || since.is_some() {
             self.now = Instant::now();
         }
-        self.has_woken |= is_waiter_known;
+        self.give_way.has_woken |= is_waiter_known;
         self.progress.woken(page, self.ticks(self.now));
         if let Some(since) = since {
             self.stats.request.record(self.now - since);

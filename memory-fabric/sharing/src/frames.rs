@@ -16,6 +16,9 @@ const FAULT_BATCH: usize = 32;
 
 static ZEROES: PageBytes = [0; PAGE_SIZE];
 
+/// Pages that are freed together: the kernel frees some in a row in little more time than one.
+const FREE_BATCH: usize = 32;
+
 /// The page has bytes in the memory file.
 const RESIDENT: u8 = 1;
 /// The page is in the evictor's queue.
@@ -252,7 +255,7 @@ impl Frames {
         self.memory.zap(page, 1).map_err(failed("DONTNEED", page))
     }
 
-    /// Frees the bytes of an unmapped page, at the next call of [`Self::finish_frees`]: what waits for
+    /// Frees the bytes of an unmapped page, at a later call of [`Self::finish_frees`]: what waits for
     /// an answer of this node does not wait for the kernel to free a page. The page does not come back
     /// in between without being freed first.
     pub(crate) fn free(&mut self, page: PageIndex) {
@@ -286,10 +289,40 @@ impl Frames {
         written.map_err(failed("writing into the memory file", page))
     }
 
-    /// Frees the bytes of all pages that count as freed.
+    /// Frees the bytes of the pages that count as freed when there are enough of them.
+    pub(crate) fn finish_some_frees(&mut self) -> Result<(), Failure> {
+        if self.freed.len() < FREE_BATCH {
+            return Ok(());
+        }
+        self.finish_frees()
+    }
+
+    /// Frees the bytes of all pages that count as freed, those in a row at once.
     pub(crate) fn finish_frees(&mut self) -> Result<(), Failure> {
-        while let Some(page) = self.freed.pop() {
-            self.finish_free(page)?;
+        let Self {
+            freed,
+            flags,
+            memory,
+            ..
+        } = self;
+        freed.sort_unstable();
+        let mut left = freed.drain(..).filter(|page| {
+            // One that came back has been freed, and is here twice if it was given up again.
+            let flags = &mut flags[page.index()];
+            let is_left = *flags & FREED != 0;
+            *flags &= !FREED;
+            is_left
+        });
+        let mut next = left.next();
+        while let Some(first) = next {
+            let mut count = 1;
+            next = left.next();
+            while next.is_some_and(|page| page.index() == first.index() + count) {
+                count += 1;
+                next = left.next();
+            }
+            let punched = memory.punch(first, count);
+            punched.map_err(failed("PUNCH_HOLE", first))?;
         }
         Ok(())
     }
@@ -320,5 +353,56 @@ impl Frames {
     pub(crate) fn bytes(&mut self, page: PageIndex) -> &PageBytes {
         self.memory.read(page, &mut self.bytes);
         &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    const PAGES: u32 = 64;
+
+    #[test]
+    fn pages_are_freed_together_but_none_that_came_back() {
+        let memory = Arc::new(GuestMemory::new(PAGES as usize * PAGE_SIZE).expect("memory"));
+        let mut frames = Frames::new(Arc::clone(&memory)).expect("userfaultfd");
+        let first_word = |page: u32| memory.words_of(PageIndex::new(page))[0].load(Relaxed);
+        for page in 0..PAGES {
+            let installed = frames.install(PageIndex::new(page), &[7; PAGE_SIZE], true);
+            installed.expect("COPY");
+        }
+        let full = u64::from_ne_bytes([7; 8]);
+        let give_up = |frames: &mut Frames, page: u32| {
+            frames.zap(PageIndex::new(page)).expect("DONTNEED");
+            frames.free(PageIndex::new(page));
+        };
+        let few = u32::try_from(FREE_BATCH).expect("few") - 1;
+        // Two rows and one page alone, from the last to the first.
+        let gone = |page: u32| page < 20 || page == 40 || page >= 54;
+        let pages: Vec<u32> = (0..PAGES).rev().filter(|page| gone(*page)).collect();
+        assert_eq!(pages.len(), few as usize);
+        for page in &pages {
+            give_up(&mut frames, *page);
+        }
+        frames.finish_some_frees().expect("none");
+        assert_eq!(first_word(40), full, "freed at once");
+        // One comes back, and another one comes back and goes again.
+        for page in [3, 60] {
+            let installed = frames.install(PageIndex::new(page), &[9; PAGE_SIZE], true);
+            installed.expect("COPY");
+        }
+        give_up(&mut frames, 60);
+        frames.finish_some_frees().expect("all of them");
+        for page in 0..PAGES {
+            let expected = match page {
+                3 => u64::from_ne_bytes([9; 8]),
+                page if gone(page) => 0,
+                _ => full,
+            };
+            assert_eq!(first_word(page), expected, "page {page}");
+        }
+        assert_eq!(frames.resident(), PAGES as usize - pages.len() + 1);
     }
 }

@@ -298,7 +298,7 @@ impl<P: Peers> Engine<P> {
                     Found::Nowhere => return Err(Failure::NotStored { peer: from, page }),
                 };
                 if may_leave {
-                    self.is_urgent = true;
+                    self.give_way.is_urgent = true;
                     self.peers.send(from, answer, Some(bytes));
                 } else {
                     let place = Box::new(*bytes);

@@ -16,6 +16,7 @@ mod evict;
 mod faults;
 mod fences;
 mod frames;
+mod give_way;
 mod halts;
 mod home;
 mod homes;

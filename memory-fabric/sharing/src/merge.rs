@@ -165,7 +165,7 @@ impl<P: Peers> Engine<P> {
             worked = true;
         }
         while let Some(Held { to, message, bytes }) = self.tables.held.pop_front() {
-            self.is_urgent = true;
+            self.give_way.is_urgent = true;
             self.peers.send(to, message, bytes.as_deref());
             self.spare_pages.extend(bytes);
             worked = true;
@@ -219,7 +219,7 @@ impl<P: Peers> Engine<P> {
                     if matches!(message, MergeMessage::Change { .. }) {
                         self.stats.table_changes.increment();
                     }
-                    self.is_urgent = true;
+                    self.give_way.is_urgent = true;
                     self.peers.send(to, PeerMessage::Merge(message), bytes);
                     self.spare_pages.push(place);
                 }

@@ -13,14 +13,30 @@ pub(super) struct Placement {
     others: Vec<usize>,
 }
 
+/// The CPUs that the calling thread may use.
+fn allowed() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("cannot read the allowed CPUs")?;
+    let all = 0..CpuSet::MAX_CPU;
+    Ok(all.filter(|&cpu| allowed.is_set(cpu)).collect())
+}
+
+/// The CPUs of each of some nodes, which have none in common as long as there are enough: they stand
+/// for hosts.
+pub(super) fn of_nodes(nodes: usize) -> Result<Vec<Vec<usize>>> {
+    Ok(divided(&allowed()?, nodes))
+}
+
+fn divided(cpus: &[usize], nodes: usize) -> Vec<Vec<usize>> {
+    let of = |node: usize| {
+        let first = node % cpus.len().max(1);
+        cpus.iter().skip(first).step_by(nodes).copied().collect()
+    };
+    (0..nodes).map(of).collect()
+}
+
 impl Placement {
     pub(super) fn new() -> Result<Self> {
-        let allowed = sched_getaffinity(None).context("cannot read the allowed CPUs")?;
-        Ok(Self::of(
-            (0..CpuSet::MAX_CPU)
-                .filter(|&cpu| allowed.is_set(cpu))
-                .collect(),
-        ))
+        Ok(Self::of(allowed()?))
     }
 
     fn of(mut cpus: Vec<usize>) -> Self {
@@ -51,7 +67,8 @@ impl Placement {
     }
 }
 
-fn use_only(cpus: &[usize]) -> Result<()> {
+/// Moves the calling thread, and those that it starts, to these CPUs.
+pub(super) fn use_only(cpus: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));
     sched_setaffinity(None, &set).with_context(|| format!("cannot run on CPUs {cpus:?}"))
@@ -69,6 +86,18 @@ mod tests {
             (vec![0, 1, 2, 3, 4], vec![0, 1], vec![2, 3, 4]),
         ] {
             assert_eq!(Placement::of(all), Placement { pager, others });
+        }
+    }
+
+    #[test]
+    fn nodes_share_no_cpu_if_there_are_enough() {
+        for (cpus, nodes, expected) in [
+            (vec![2, 5], 2, vec![vec![2], vec![5]]),
+            (vec![0, 1, 2, 3, 4], 2, vec![vec![0, 2, 4], vec![1, 3]]),
+            (vec![0, 1], 3, vec![vec![0], vec![1], vec![0]]),
+            (vec![7], 2, vec![vec![7], vec![7]]),
+        ] {
+            assert_eq!(divided(&cpus, nodes), expected);
         }
     }
 

@@ -25,6 +25,7 @@ use ssi_hv::report::{Host, Percentiles};
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
+use super::placement;
 use super::{ROUNDS, Series, finish, median, micros};
 use crate::cli::bench::BenchCoherenceConfig;
 use crate::commands::Failure;
@@ -163,6 +164,10 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
     };
     let mut series: Vec<(Series, Series)> = KINDS.iter().map(|_| Default::default()).collect();
     let mut first = (Series::default(), Series::default());
+    // The threads of the pager run where those of node 0 do.
+    if let Some(cpus) = placement::of_nodes(count)?.first() {
+        placement::use_only(cpus)?;
+    }
     let bed_bytes = (rounds * FIRST_TOUCH_BLOCKS * BLOCK * PAGE_SIZE) as u64;
     let bed = ByteSize::from_bytes;
     let bed = Bed::start(bed(2 * bed_bytes), bed(bed_bytes + (64 << 20)), 1, None)?;

@@ -18,6 +18,7 @@ use super::floor;
 use super::protocol::{Answer, Command, Counters, Pages, Setup, UsedDonor, Work, hear, say};
 use crate::commands::Failure;
 use crate::commands::bench::fault::{self, next};
+use crate::commands::bench::placement;
 use crate::commands::bench::usage::processor_time;
 use crate::commands::bench::view::View;
 
@@ -39,6 +40,7 @@ pub fn serve() -> Result<ExitCode, Failure> {
 fn run() -> Result<()> {
     let (mut input, mut output) = (BufReader::new(stdin().lock()), stdout().lock());
     let setup: Setup = hear(&mut input)?;
+    placement::use_only(&setup.cpus)?;
     let address = setup.rdma.unwrap_or(Ipv4Addr::LOCALHOST.into());
     let listeners = match setup.tls {
         true => Listeners::secured(address, VM, setup.me)?,

@@ -11,6 +11,7 @@ use memory_fabric::BLOCK_BYTES;
 use memory_fabric::compute::{ComputeTable, VmSecret, member};
 
 use super::protocol::{Answer, Command, Setup, UsedDonor, hear, say};
+use crate::commands::bench::placement;
 
 /// Longest wait for a node's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
@@ -71,9 +72,11 @@ impl Nodes {
         getrandom::fill(&mut secret.0)
             .map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
         let mut started = Self(Vec::new());
-        for me in 0..u8::try_from(shared.lent_bytes.len())? {
+        let cpus = placement::of_nodes(shared.lent_bytes.len())?;
+        for (me, cpus) in (0u8..).zip(cpus) {
             let setup = Setup {
                 me,
+                cpus,
                 blocks: shared.blocks,
                 secret,
                 tls: shared.carrier == Carrier::Tls,

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub(super) struct Setup {
     /// The node's place among all.
     pub(super) me: u8,
+    /// The CPUs on which it runs.
+    pub(super) cpus: Vec<usize>,
     /// Size of the shared memory, blocks of 2 MiB.
     pub(super) blocks: u32,
     /// Lets the nodes recognise each other.

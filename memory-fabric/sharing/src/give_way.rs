@@ -1,0 +1,131 @@
+//! When the engine gives its CPU to a thread that it woke, and what leaves this node then.
+
+use std::time::{Duration, Instant};
+
+use fabric_peers::Peers;
+
+use crate::engine::Engine;
+
+/// Yields in a row after which everything else is looked at. Each is of 100 us at most, or the last
+/// one for a while.
+const SHORT_PASSES_MAX: u32 = 8;
+
+/// How long an unblock that nobody is known to wait for can wait for the next request of the thread
+/// that was woken, with which it then leaves: what a thread takes to wake up and fault again. Half of
+/// the time for which a contended page is held at least.
+const UNBLOCK_WAIT: Duration = Duration::from_micros(25);
+
+/// What the engine has done since it last gave its CPU away, or sent something.
+#[derive(Debug)]
+pub(crate) struct GiveWay {
+    /// A thread that waited was woken.
+    pub(crate) has_woken: bool,
+    /// What is sent now ends a request that nobody else waits for, as far as this node knows.
+    pub(crate) can_wait: bool,
+    /// Messages are queued that another node may wait for.
+    pub(crate) is_urgent: bool,
+    /// Until when the others can wait.
+    waits_until: Instant,
+    /// Passes in a row that ended with a yield before all else was looked at.
+    short_passes: u32,
+}
+
+impl GiveWay {
+    pub(crate) const fn new(now: Instant) -> Self {
+        Self {
+            has_woken: false,
+            can_wait: false,
+            is_urgent: false,
+            waits_until: now,
+            short_passes: 0,
+        }
+    }
+
+    /// Whether the CPU is to be given away before all else is looked at.
+    fn is_now(&self) -> bool {
+        self.has_woken && self.short_passes < SHORT_PASSES_MAX
+    }
+
+    /// All else is looked at.
+    pub(crate) const fn passes(&mut self) {
+        self.short_passes = 0;
+    }
+
+    /// The CPU is given away.
+    fn begins(&mut self, now: Instant) {
+        self.short_passes += 1;
+        self.waits_until = now + UNBLOCK_WAIT;
+    }
+
+    /// Whether what is queued is to be sent; the caller does so.
+    fn sends(&mut self, now: Instant) -> bool {
+        std::mem::take(&mut self.is_urgent) || now >= self.waits_until
+    }
+}
+
+impl<P: Peers> Engine<P> {
+    /// Gives the CPU at once to a thread that was woken: until it runs, nothing else matters as much.
+    /// Not too often in a row: what [`run`](Self::run) looks at besides can wait for some microseconds.
+    pub(crate) fn gives_way_at_once(&mut self) -> bool {
+        self.give_way.is_now() && self.gives_way()
+    }
+
+    /// Gives the CPU to a thread that was woken, if there is one and if that pays.
+    pub(crate) fn gives_way(&mut self) -> bool {
+        let has_woken = std::mem::take(&mut self.give_way.has_woken);
+        let pays = has_woken && self.hand_over.pays(self.now);
+        if pays {
+            self.give_way.begins(self.now);
+            self.flush();
+            ((), self.now) = self.hand_over.pause(std::thread::yield_now);
+        }
+        pays
+    }
+
+    /// Sends what is queued, unless all of it can wait for the next request of a thread that was woken.
+    pub(crate) fn flush(&mut self) {
+        if self.give_way.sends(self.now) {
+            self.peers.flush();
+        }
+    }
+
+    /// Sends all that is queued.
+    pub(crate) fn flush_all(&mut self) {
+        self.give_way.waits_until = self.now;
+        self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unblock_waits_for_a_request_and_not_for_long() {
+        let start = Instant::now();
+        let mut way = GiveWay::new(start);
+        assert!(way.sends(start), "nobody was woken");
+        way.begins(start);
+        let soon = start + UNBLOCK_WAIT / 2;
+        assert!(!way.sends(soon));
+        way.is_urgent = true;
+        assert!(way.sends(soon), "with the request");
+        assert!(!way.sends(soon));
+        assert!(way.sends(start + UNBLOCK_WAIT), "alone");
+    }
+
+    #[test]
+    fn all_else_is_looked_at_now_and_then() {
+        let start = Instant::now();
+        let mut way = GiveWay::new(start);
+        assert!(!way.is_now(), "nobody was woken");
+        for _ in 0..SHORT_PASSES_MAX {
+            way.has_woken = true;
+            assert!(way.is_now());
+            way.begins(start);
+        }
+        assert!(!way.is_now());
+        way.passes();
+        assert!(way.is_now());
+    }
+}
