@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use fabric_coherence::{Member, Members};
 use fabric_identity::pinned::PinnedIdentity;
-use fabric_identity::{Fingerprint, Holder, Role, Subject};
+use fabric_identity::{Fingerprint, Holder, Role, SharedCredentials, Subject};
 use fabric_peers::ring::verbs::VerbsRings;
 use fabric_peers::{PeerError, RdmaPeers, Secret, Streams, TcpPeers, TcpPeersConfig};
 use fabric_sharing::{Config, Depot, Failure, Homes, LOCAL_PAGES_MIN, SharedMemory, TooLittleLent};
@@ -31,9 +31,10 @@ pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 pub use crate::donor::{CpuLender, Ending};
 pub use crate::stream::Carrier;
 pub use crate::wire::{
-    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ClockRate, ComputeEnd, ComputeLease,
-    ComputeMember, ComputePorts, ComputeRequest, ComputeTable, ErrorMessage, FrameKind, LeaseGrant,
-    NodeClock, Refusal, Token, VmSecret,
+    AUTHORITIES_BYTES_MAX, AUTHORITIES_MAX, AUTHORITY_BYTES_MAX, COMPUTE_NODES_MAX,
+    COMPUTE_REASON_BYTES_MAX, ClockRate, ComputeAuthority, ComputeEnd, ComputeLease, ComputeMember,
+    ComputePorts, ComputeRequest, ComputeTable, ErrorMessage, FrameKind, LeaseGrant,
+    MEMBER_NAME_BYTES_MAX, NodeClock, Refusal, Token, VmSecret,
 };
 pub use depot::DonorDepot;
 pub use fabric_peers::{Channel, Paths, PeerTransport, SecureStream, Security};
@@ -112,6 +113,28 @@ impl Listeners {
 }
 
 impl Listeners {
+    /// What this process shows donors at which it uses leases that the VM has delegated to it, and
+    /// by which it knows them; `None` when there are no authorities.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no certificate, or the authorities cannot be used.
+    pub fn delegate(
+        &self,
+        authorities: Vec<ComputeAuthority>,
+    ) -> io::Result<Option<Arc<SharedCredentials>>> {
+        let Some(first) = authorities.first() else {
+            return Ok(None);
+        };
+        let cluster = first.cluster.parse().map_err(io::Error::other)?;
+        let identity = self.identity.as_ref();
+        let identity = identity.ok_or_else(|| io::Error::other("it has no certificate"))?;
+        let authorities = authorities.into_iter();
+        let authorities = authorities.map(|one| one.certificate.into()).collect();
+        let shown = SharedCredentials::of_process(identity, cluster, authorities);
+        shown.map(Some).map_err(io::Error::other)
+    }
+
     fn certificate(&self) -> Option<Fingerprint> {
         self.identity.as_ref().map(PinnedIdentity::fingerprint)
     }

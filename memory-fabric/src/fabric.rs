@@ -46,7 +46,7 @@ pub use hotplug::{DrainError, Drains, HeatPolicy};
 pub use hotplug::{Hotplug, HotplugError, PlugError};
 pub use sealing::Sealing;
 use shared::SharedDonors;
-pub use shares::{DonorShares, LeasingNode, NodeLeases};
+pub use shares::{DonorShares, LeasingNode, NodeLeases, check_authorities};
 use sources::Sources;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;

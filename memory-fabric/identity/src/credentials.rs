@@ -15,7 +15,9 @@ use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
+use crate::delegates::Delegates;
 use crate::files::{self, FileError};
+use crate::pinned::PinnedIdentity;
 use crate::presented::{Presented, PresentedError, check_chain};
 use crate::subject::{Name, Role, Subject};
 use crate::verifiers::{MemberVerifier, NodeVerifier};
@@ -101,6 +103,8 @@ pub struct Credentials {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
+    /// As in the file; `roots` has only what is compared.
+    authorities: Vec<CertificateDer<'static>>,
     revoked: Vec<CertificateRevocationListDer<'static>>,
     provider: Arc<CryptoProvider>,
     presented: Presented,
@@ -128,7 +132,8 @@ impl Credentials {
         let key = PrivateKeyDer::from_pem_slice(&files::read_private(&key_path)?);
         let key = key.map_err(|error| content(&key_path, "private key", &error))?;
         let authorities = directory.join(AUTHORITIES_FILE);
-        let roots = Arc::new(roots(&authorities)?);
+        let trusted = certificates(&authorities)?;
+        let roots = Arc::new(roots(&authorities, &trusted)?);
         let revoked = revoked(&directory.join(REVOKED_FILE))?;
         let presented = Presented::read(&chain[0]).map_err(|reason| {
             let path = path.clone();
@@ -145,6 +150,7 @@ impl Credentials {
             chain,
             key,
             roots,
+            authorities: trusted,
             revoked,
             provider,
             presented,
@@ -162,6 +168,50 @@ impl Credentials {
             .verify_client_cert(&loaded.chain[0], &loaded.chain[1..], now())
             .map_err(|error| refused(&error))?;
         Ok(loaded)
+    }
+
+    /// Makes those of a process that a member of `cluster` delegates to: it shows its own
+    /// certificate, and accepts what these authorities confirm. Lists of revoked certificates it
+    /// has none.
+    ///
+    /// # Errors
+    /// Fails when an authority has no such certificate, or there is none.
+    pub fn of_process(
+        identity: &PinnedIdentity,
+        cluster: Name,
+        authorities: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, CredentialsError> {
+        let unusable = |reason: String| CredentialsError::Unusable {
+            path: AUTHORITIES_FILE.into(),
+            reason,
+        };
+        let mut roots = RootCertStore::empty();
+        for authority in authorities {
+            let added = roots.add(authority);
+            added.map_err(|error| unusable(error.to_string()))?;
+        }
+        if roots.is_empty() {
+            return Err(unusable("it names no authority".to_owned()));
+        }
+        let (certificate, key) = identity.parts();
+        let presented = Presented::read(&certificate);
+        let mut presented = presented.map_err(|error| unusable(error.to_string()))?;
+        presented.subject.cluster = cluster;
+        Ok(Self {
+            chain: vec![certificate],
+            key,
+            roots: Arc::new(roots),
+            authorities: Vec::new(),
+            revoked: Vec::new(),
+            provider: crate::provider(),
+            presented,
+        })
+    }
+
+    /// Returns the certificates of the authorities.
+    #[must_use]
+    pub fn authorities(&self) -> &[CertificateDer<'static>] {
+        &self.authorities
     }
 
     /// Returns whom the certificate names.
@@ -215,10 +265,19 @@ impl Credentials {
     /// # Errors
     /// Fails when the credentials cannot be used for this.
     pub fn server(&self) -> Result<ServerConfig, CredentialsError> {
+        self.server_with(Arc::default())
+    }
+
+    /// As [`server`](Self::server), and accepts `delegates` too.
+    pub(crate) fn server_with(
+        &self,
+        delegates: Arc<Delegates>,
+    ) -> Result<ServerConfig, CredentialsError> {
         let verifier = MemberVerifier::new(
             self.confirming()?,
             self.presented.subject.cluster.clone(),
             &Role::ALL,
+            delegates,
         );
         let provider = Arc::clone(&self.provider);
         let mut tls = ServerConfig::builder_with_provider(provider)
@@ -303,10 +362,13 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Credent
     }
 }
 
-fn roots(path: &Path) -> Result<RootCertStore, CredentialsError> {
+fn roots(
+    path: &Path,
+    authorities: &[CertificateDer<'static>],
+) -> Result<RootCertStore, CredentialsError> {
     let mut roots = RootCertStore::empty();
-    for authority in certificates(path)? {
-        let added = roots.add(authority);
+    for authority in authorities {
+        let added = roots.add(authority.clone());
         added.map_err(|error| content(path, "certificate of an authority", &error))?;
     }
     Ok(roots)

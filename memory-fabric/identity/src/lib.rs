@@ -7,6 +7,8 @@ mod by_fingerprint;
 mod certificate;
 #[cfg(feature = "certificates")]
 pub mod credentials;
+#[cfg(feature = "certificates")]
+mod delegates;
 pub mod files;
 mod fingerprint;
 mod pattern;
@@ -28,6 +30,8 @@ pub use by_fingerprint::FingerprintVerifier;
 pub use certificate::{Identity, NAME};
 #[cfg(feature = "certificates")]
 pub use credentials::{Credentials, CredentialsError};
+#[cfg(feature = "certificates")]
+pub use delegates::{Delegates, Delegation};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use pattern::HolderPattern;
 #[cfg(feature = "certificates")]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, Error, ServerConfig};
 
@@ -62,6 +62,12 @@ impl PinnedIdentity {
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.identity.fingerprint()
+    }
+
+    /// Returns the certificate and its key.
+    pub(crate) fn parts(&self) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
+        let key = self.identity.key.clone_key();
+        (self.identity.certificate.clone(), key.into())
     }
 
     fn verifier(&self, accepted: Vec<Fingerprint>) -> Arc<FingerprintVerifier> {

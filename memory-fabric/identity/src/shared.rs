@@ -7,11 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use fabric_host::describe;
 use fabric_host::root::path_now;
+use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ServerConfig};
 
+use crate::Fingerprint;
+use crate::certificate::fingerprint_of;
 use crate::credentials::{
     AUTHORITIES_FILE, CERTIFICATE_FILE, Credentials, CredentialsError, KEY_FILE, REVOKED_FILE,
 };
+use crate::delegates::Delegates;
+use crate::pinned::PinnedIdentity;
 use crate::subject::{Name, Role, Subject};
 
 /// Why credentials were not replaced.
@@ -56,11 +61,14 @@ struct Current {
 }
 
 impl Current {
-    fn read(directory: &Path) -> Result<Self, CredentialsError> {
-        let credentials = Arc::new(Credentials::load(directory)?);
-        let server = Arc::new(credentials.server()?);
+    fn read(directory: &Path, delegates: &Arc<Delegates>) -> Result<Self, CredentialsError> {
+        Self::new(Credentials::load(directory)?, delegates)
+    }
+
+    fn new(credentials: Credentials, delegates: &Arc<Delegates>) -> Result<Self, CredentialsError> {
+        let server = Arc::new(credentials.server_with(Arc::clone(delegates))?);
         Ok(Self {
-            credentials,
+            credentials: Arc::new(credentials),
             server,
         })
     }
@@ -88,8 +96,11 @@ impl Stamps {
 /// those with which they were made.
 #[derive(Debug)]
 pub struct SharedCredentials {
-    directory: PathBuf,
+    /// `None` for those of a process, which do not change.
+    directory: Option<PathBuf>,
     current: RwLock<Current>,
+    /// Whom a node accepts beside members.
+    delegates: Arc<Delegates>,
     /// The files when they were read last, whether they could be used or not.
     read: Mutex<Stamps>,
 }
@@ -102,7 +113,8 @@ impl SharedCredentials {
     pub fn load(directory: &Path, role: Role) -> Result<Arc<Self>, ReloadError> {
         // Before they are read: what changes meanwhile is read by the next refresh.
         let read = Mutex::new(Stamps::of(directory));
-        let current = Current::read(directory)?;
+        let delegates = Arc::default();
+        let current = Current::read(directory, &delegates)?;
         let found = current.credentials.subject();
         if found.holder.role != role {
             return Err(ReloadError::Role {
@@ -116,10 +128,50 @@ impl SharedCredentials {
             });
         }
         Ok(Arc::new(Self {
-            directory: directory.to_owned(),
+            directory: Some(directory.to_owned()),
             current: RwLock::new(current),
+            delegates,
             read,
         }))
+    }
+
+    /// Makes those of a process that a member of `cluster` delegates to, as
+    /// [`Credentials::of_process`] does.
+    ///
+    /// # Errors
+    /// Fails when the authorities cannot be used.
+    pub fn of_process(
+        identity: &PinnedIdentity,
+        cluster: Name,
+        authorities: Vec<CertificateDer<'static>>,
+    ) -> Result<Arc<Self>, CredentialsError> {
+        let delegates = Arc::default();
+        let credentials = Credentials::of_process(identity, cluster, authorities)?;
+        Ok(Arc::new(Self {
+            directory: None,
+            current: RwLock::new(Current::new(credentials, &delegates)?),
+            delegates,
+            read: Mutex::new(Stamps([None; 4])),
+        }))
+    }
+
+    /// Returns whom a node accepts beside members of the cluster.
+    #[must_use]
+    pub const fn delegates(&self) -> &Arc<Delegates> {
+        &self.delegates
+    }
+
+    /// Returns the fingerprint of the certificate of a peer that was accepted as one of the
+    /// [`delegates`](Self::delegates); `None` for a member of the cluster.
+    #[must_use]
+    pub fn of_delegate(
+        &self,
+        shown: &Subject,
+        chain: &[CertificateDer<'_>],
+    ) -> Option<Fingerprint> {
+        let is_member = shown.cluster == self.current().subject().cluster;
+        let certificate = chain.first().filter(|_| !is_member);
+        certificate.map(fingerprint_of)
     }
 
     /// Reads the files again. They are used for new connections; when they cannot be used, the former
@@ -128,13 +180,16 @@ impl SharedCredentials {
     /// # Errors
     /// Fails when they cannot be used, or name another member.
     pub fn reload(&self) -> Result<Arc<Credentials>, ReloadError> {
-        let new = Current::read(&path_now(&self.directory))?;
+        let Some(directory) = &self.directory else {
+            return Ok(self.current());
+        };
+        let new = Current::read(&path_now(directory), &self.delegates)?;
         let credentials = Arc::clone(&new.credentials);
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let (found, expected) = (credentials.subject(), current.credentials.subject());
         if found != expected {
             return Err(ReloadError::Subject {
-                path: self.directory.clone(),
+                path: directory.clone(),
                 found: Box::new(found.clone()),
                 expected: Box::new(expected.clone()),
             });
@@ -147,7 +202,10 @@ impl SharedCredentials {
     /// [`reload`](Self::reload) does, and logs that, or why they cannot be used. Otherwise it takes
     /// four system calls.
     pub fn refresh(&self) {
-        let found = Stamps::of(&path_now(&self.directory));
+        let Some(directory) = &self.directory else {
+            return;
+        };
+        let found = Stamps::of(&path_now(directory));
         {
             let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
             if *read == found {
@@ -155,7 +213,7 @@ impl SharedCredentials {
             }
             *read = found;
         }
-        let directory = self.directory.display();
+        let directory = directory.display();
         match self.reload() {
             Ok(_) => tracing::info!("{directory} has changed, and is in use"),
             Err(error) => {
@@ -164,10 +222,10 @@ impl SharedCredentials {
         }
     }
 
-    /// Returns the directory.
+    /// Returns the directory; empty for those of a process.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.directory
+        self.directory.as_deref().unwrap_or(Path::new(""))
     }
 
     /// Returns the credentials in use.

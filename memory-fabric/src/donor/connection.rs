@@ -1,9 +1,11 @@
 //! One connection to a donor: its purpose, and the control of a lease.
 
+mod delegates;
+
 use super::buffers::Buffers;
 use super::places::{Place, Purpose};
 use super::policy::Charge;
-use super::pool::{Control, LeaseError, Pool, SessionKind};
+use super::pool::{Control, Lease, LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
 use super::{CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream, is_of_tls};
@@ -16,7 +18,7 @@ use crate::wire::{
     VM_NAME_BYTES_MAX, WireError,
 };
 use fabric_host::Seldom;
-use fabric_identity::Role;
+use fabric_identity::{Fingerprint, Role, SharedCredentials};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,6 +37,8 @@ pub(super) struct Served {
     pub(super) rdma: Settings,
     pub(super) rdma_connections: rdma::Connections,
     pub(super) buffers: Buffers,
+    /// What this node shows; `None` without certificates.
+    pub(super) credentials: Option<Arc<SharedCredentials>>,
     /// `None` when it lends memory only.
     pub(super) cpus: Option<Arc<dyn CpuLender>>,
 }
@@ -79,9 +83,17 @@ pub(super) struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    /// Serves the connection, until it ends or has become the control connection of a lease.
-    pub(super) fn serve(&self, stream: Stream) -> Result<Option<Controlling>, ControlError> {
+    /// Serves the connection, until it ends or has become the control connection of a lease. With
+    /// `delegate`, the peer is no member, but the process with this certificate.
+    pub(super) fn serve(
+        &self,
+        stream: Stream,
+        delegate: Option<Fingerprint>,
+    ) -> Result<Option<Controlling>, ControlError> {
         let mut control = ControlStream::accepted(stream, self.peer);
+        if let Some(certificate) = delegate {
+            return self.serve_delegate(control, certificate);
+        }
         // Its request is read before it is refused: closing a socket with unread data would reset
         // the connection before the peer has read why.
         let admitted = self.served.pool.admit(control.identity());
@@ -108,11 +120,21 @@ impl Connection<'_> {
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Resume => match control.decode::<Token>(frame.kind, &payload) {
-                Ok(token) => return self.resume(control, token, charged),
+                Ok(token) => match self.served.pool.find_for(&token, control.identity()) {
+                    Some(lease) => return self.resume(control, lease, None, charged),
+                    None => refuse_unknown(&mut control),
+                },
                 Err(error) => refuse_malformed(&mut control, error),
             },
-            FrameKind::Attach => match control.decode(frame.kind, &payload) {
-                Ok(request) => self.attach(control, request),
+            FrameKind::Attach => match control.decode::<AttachRequest>(frame.kind, &payload) {
+                Ok(asked) => match self.served.pool.find_for(&asked.token, control.identity()) {
+                    Some(lease) => self.attach(control, asked, lease, None),
+                    None => refuse_unknown(&mut control),
+                },
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Delegate => match control.decode(frame.kind, &payload) {
+                Ok(request) => self.delegate(control, request),
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Compute => match control.decode(frame.kind, &payload) {
@@ -202,20 +224,23 @@ impl Connection<'_> {
         Ok(Some(Controlling { control, of }))
     }
 
-    /// Resumes a lease on a new control connection.
+    /// Resumes a lease on a new control connection: of its owner, or of the process with the
+    /// certificate `delegate`.
     fn resume(
         &self,
         mut control: ControlStream,
-        token: Token,
+        lease: Arc<Lease>,
+        delegate: Option<Fingerprint>,
         charged: Option<Charge>,
     ) -> Result<Option<Controlling>, ControlError> {
-        let Some(lease) = self.served.pool.find_for(&token, control.identity()) else {
-            return refuse_unknown(&mut control).map(over);
-        };
+        let token = lease.token;
         if let Err(full) = self.place.establish(purpose(&control)) {
             return refuse(&mut control, Refusal::Busy, full.to_string()).map(over);
         }
         let among = lease.begin_control(control.closer());
+        if !may_use(&lease, delegate) {
+            return refuse_unknown(&mut control).map(over);
+        }
         drop(lease);
         if !self.answer_status(&mut control, &token, among.number(), FrameKind::Renew)? {
             return Ok(None);
@@ -314,16 +339,15 @@ impl Connection<'_> {
         }
     }
 
+    /// Serves pages to the owner of a lease, or to the process with the certificate `delegate`.
     fn attach(
         &self,
         mut control: ControlStream,
         request: AttachRequest,
+        lease: Arc<Lease>,
+        delegate: Option<Fingerprint>,
     ) -> Result<(), ControlError> {
         let (class, epoch) = (request.class, request.epoch);
-        let owner = control.identity();
-        let Some(lease) = self.served.pool.find_for(&request.token, owner) else {
-            return refuse_unknown(&mut control);
-        };
         if let Err(full) = self.place.establish(Purpose::Lasting) {
             return refuse(&mut control, Refusal::Busy, full.to_string());
         }
@@ -333,6 +357,11 @@ impl Connection<'_> {
         if let Err(error) = begun {
             let mut control = ControlStream::accepted(stream, self.peer);
             return refuse_session(&mut control, class, &error);
+        }
+        if !may_use(&lease, delegate) {
+            lease.end_session(kind, epoch);
+            let mut control = ControlStream::accepted(stream, self.peer);
+            return refuse_unknown(&mut control);
         }
         // A connection that this one replaces has returned its share by now.
         let lifted = stream.lifted_bytes(class);
@@ -360,6 +389,12 @@ impl Connection<'_> {
         lease.end_session(kind, attached.newest_epoch());
         served
     }
+}
+
+/// Returns whether the lease is still delegated to the process with this certificate, or is used by
+/// its owner. A connection that has begun is closed when that changes.
+fn may_use(lease: &Lease, delegate: Option<Fingerprint>) -> bool {
+    delegate.is_none_or(|certificate| lease.delegated_to(certificate).is_some())
 }
 
 /// Returns what a control connection is for: by UDP it cannot rest.

@@ -8,6 +8,7 @@
 mod threads;
 
 use super::{CONNECTIONS_MAX, Ending};
+use fabric_transport::tls::Peer;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -103,6 +104,15 @@ pub(super) trait Place {
     /// From now on, a member that may not use this node any more gets the reason from its vCPUs'
     /// end, instead of a connection that breaks.
     fn ends_with(&self, ending: &Arc<Ending>);
+
+    /// From now on the connection ends with those of a member, on whose behalf its peer uses this
+    /// node.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the reason when the certificate that the member has shown is not accepted any
+    /// more.
+    fn belongs_to(&self, member: &Arc<Peer>) -> Result<(), String>;
 }
 
 #[derive(Debug)]

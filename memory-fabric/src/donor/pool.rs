@@ -3,6 +3,7 @@
 mod ending;
 mod lease;
 
+pub(super) use lease::Delegated;
 pub(crate) use lease::{Control, SessionKind, SessionRefused};
 pub use lease::{DropRefused, Lease, OutOfRange};
 
@@ -11,7 +12,8 @@ use crate::page::PAGE_SIZE;
 use crate::stats::Counter;
 use crate::wire::{LEASE_DURATION_MS_MIN, LeaseStatus, Token};
 use fabric_host::{Seldom, lock};
-use fabric_identity::Subject;
+use fabric_identity::{Fingerprint, Subject};
+use fabric_transport::tls::Peer;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -359,16 +361,26 @@ impl Pool {
             return Some(lease);
         }
         let user = user.map_or_else(|| "no certificate".to_owned(), ToString::to_string);
-        let vm = &lease.vm;
-        if let Some(unreported) = STOLEN.pass(Instant::now()) {
-            tracing::warn!(
-                user,
-                vm,
-                unreported,
-                "the token of another member's lease was shown; refused"
+        note_stolen(&lease, &user);
+        None
+    }
+
+    /// Finds the lease with this token, if it is delegated to the process with this certificate,
+    /// and its owner.
+    pub(super) fn find_delegated(
+        &self,
+        token: &Token,
+        certificate: Fingerprint,
+    ) -> Option<(Arc<Lease>, Arc<Peer>)> {
+        let lease = self.find(token)?;
+        let owner = lease.delegated_to(certificate);
+        if owner.is_none() {
+            note_stolen(
+                &lease,
+                &format!("the process with certificate {certificate}"),
             );
         }
-        None
+        Some((lease, owner?))
     }
 
     /// Releases RDMA devices that are being removed.
@@ -377,6 +389,18 @@ impl Pool {
         for lease in leases {
             lease.release_removed_device();
         }
+    }
+}
+
+fn note_stolen(lease: &Lease, user: &str) {
+    let vm = &lease.vm;
+    if let Some(unreported) = STOLEN.pass(Instant::now()) {
+        tracing::warn!(
+            user,
+            vm,
+            unreported,
+            "the token of another member's lease was shown; refused"
+        );
     }
 }
 

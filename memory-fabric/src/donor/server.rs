@@ -185,6 +185,7 @@ impl Donor {
             },
             rdma_connections: rdma::Connections::new(rdma.connections_max, rdma.bytes_max),
             buffers: Buffers::new(pages_bytes_max),
+            credentials: config.credentials.clone(),
             cpus,
         };
         let credentials = config.credentials.clone();

@@ -285,6 +285,12 @@ pub enum FabricError {
     /// A donor has no name.
     #[error("donor {0} has no name to compare with its certificate; add name=NAME to it")]
     Unnamed(SocketAddr),
+    /// Nodes cannot be told whom to believe who a donor is.
+    #[error("ca.pem cannot be given to nodes that use donors: {0}; remove authorities from it")]
+    Authorities(String),
+    /// A process cannot connect to a donor that the primary has named.
+    #[error("cannot connect to donor {0} by what the primary says of it: {1}")]
+    Process(SocketAddr, String),
     /// RDMA is not available, and no other transport was allowed.
     #[error(transparent)]
     Rdma(#[from] RdmaLinkError),

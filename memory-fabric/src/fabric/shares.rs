@@ -5,14 +5,18 @@ use super::sources::lease;
 use super::{
     Compression, FabricConfig, FabricError, OnLostMemory, Redundancy, SPIN_DEFAULT, Sealing,
 };
+use crate::control::ControlError;
 use crate::homes::{BLOCK_BYTES, LocalNode, LocalUse, NodeId, NodeIds};
-use crate::link::{Leased, LinkConfig};
+use crate::link::{Delegated, Delegation, Leased, LinkConfig};
 use crate::page::{PAGE_SHIFT, PageIndex, PageRange};
 use crate::stream::Carrier;
 use crate::transport::TransportKind;
 use crate::transport::udp::Fingerprint;
-use crate::wire::ComputeLease;
+use crate::wire::{AUTHORITIES_BYTES_MAX, AUTHORITIES_MAX, ComputeAuthority, ComputeLease};
+use fabric_identity::{ExpectedNode, SharedCredentials};
+use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How much of what donors lend each compute node uses.
@@ -96,12 +100,17 @@ impl DonorShares {
     }
 
     /// Obtains the leases for another node. Donors without a size of their own that have no memory
-    /// left are left out.
+    /// left are left out. With certificates, the leases are delegated to the one that its `process`
+    /// has made.
     ///
     /// # Errors
     ///
     /// See [`FabricError`]; leases obtained until then are released.
-    pub fn lease(&self, place: u8) -> Result<NodeLeases, FabricError> {
+    pub fn lease(
+        &self,
+        place: u8,
+        process: Option<Fingerprint>,
+    ) -> Result<NodeLeases, FabricError> {
         let (config, wanted) = self.of(place.into());
         let asked = FabricConfig {
             local_bytes: 0,
@@ -111,17 +120,81 @@ impl DonorShares {
         let leases = lease(&asked, &LocalNode::new(NodeId(place)), wanted, true)?;
         let leases = leases.into_iter().map(|leased| {
             let message = message(&asked, &leased);
-            (leased, message)
+            let delegation = match &asked.credentials {
+                Some(_) => Some(delegated(&leased, process)?),
+                None => None,
+            };
+            Ok(NodeLease {
+                leased,
+                message,
+                delegation,
+            })
         });
-        Ok(NodeLeases(leases.collect()))
+        let leases = leases.collect::<Result<Vec<_>, FabricError>>()?;
+        let authorities = match &asked.credentials {
+            Some(credentials) if !leases.is_empty() => authorities(credentials)?,
+            _ => Vec::new(),
+        };
+        Ok(NodeLeases {
+            leases,
+            authorities,
+        })
     }
+}
+
+/// Delegates a lease to a process.
+fn delegated(leased: &Leased, process: Option<Fingerprint>) -> Result<Delegation, FabricError> {
+    let address = leased.address();
+    let failed = |source| FabricError::Donor { address, source };
+    let ended = |why: &str| {
+        let error = io::Error::new(io::ErrorKind::NotConnected, why.to_owned());
+        failed(ControlError::Stream(address, error))
+    };
+    let process = process.ok_or_else(|| {
+        ended("the process on the node has no certificate; use the same release of ssi-hv there")
+    })?;
+    let mut delegation = leased.delegation(process);
+    match delegation.refresh().map_err(failed)? {
+        Delegated::Ended => Err(ended("the lease has ended")),
+        Delegated::Same | Delegated::Again => Ok(delegation),
+    }
+}
+
+/// The authorities by which a process knows its donors: those of this host.
+fn authorities(credentials: &SharedCredentials) -> Result<Vec<ComputeAuthority>, FabricError> {
+    let current = credentials.current();
+    let authorities = current.authorities().iter().map(|one| ComputeAuthority {
+        cluster: current.subject().cluster.to_string(),
+        certificate: one.to_vec(),
+    });
+    let authorities: Vec<_> = authorities.collect();
+    check_authorities(&authorities).map_err(FabricError::Authorities)?;
+    Ok(authorities)
+}
+
+/// Checks what a process gets of authorities.
+///
+/// # Errors
+///
+/// Fails with the reason when one cannot be right, or they are too long.
+pub fn check_authorities(authorities: &[ComputeAuthority]) -> Result<(), String> {
+    let bytes: Result<Vec<_>, _> = authorities.iter().map(ComputeAuthority::check).collect();
+    let (count, bytes) = (authorities.len(), bytes?.iter().sum::<usize>());
+    if count > AUTHORITIES_MAX || bytes > AUTHORITIES_BYTES_MAX {
+        return Err(format!(
+            "{count} certificates of authorities with {bytes} bytes, {AUTHORITIES_MAX} with \
+             {AUTHORITIES_BYTES_MAX} are the limit"
+        ));
+    }
+    Ok(())
 }
 
 /// What a node has to know of a lease.
 fn message(config: &FabricConfig, leased: &Leased) -> ComputeLease {
     let (over_udp, fingerprint) = match leased.carrier() {
         Carrier::Udp(fingerprint) => (true, fingerprint.map(Fingerprint::bytes)),
-        _ => (false, None),
+        Carrier::Quic(_) => (true, None),
+        Carrier::Tcp | Carrier::Tls(_) => (false, None),
     };
     ComputeLease {
         donor: leased.node().0,
@@ -129,6 +202,10 @@ fn message(config: &FabricConfig, leased: &Leased) -> ComputeLease {
         grant: leased.grant().clone(),
         over_udp,
         fingerprint,
+        name: match leased.carrier() {
+            Carrier::Tls(node) | Carrier::Quic(node) => Some(node.name.to_string()),
+            Carrier::Tcp | Carrier::Udp(_) => None,
+        },
         grace_ms: u32::try_from(config.grace.as_millis()).unwrap_or(u32::MAX),
         sealed: config.seals(Some(leased.address())),
         checksum: config.checksum,
@@ -140,29 +217,51 @@ fn message(config: &FabricConfig, leased: &Leased) -> ComputeLease {
     }
 }
 
+/// A lease for another compute node.
+#[derive(Debug)]
+struct NodeLease {
+    leased: Leased,
+    message: ComputeLease,
+    /// With certificates.
+    delegation: Option<Delegation>,
+}
+
 /// Leases for another compute node, which are released when this is dropped before that node has
 /// taken them.
 #[derive(Debug, Default)]
-pub struct NodeLeases(Vec<(Leased, ComputeLease)>);
+pub struct NodeLeases {
+    leases: Vec<NodeLease>,
+    authorities: Vec<ComputeAuthority>,
+}
 
 impl NodeLeases {
     /// Whole blocks that the donors lend, in bytes.
     #[must_use]
     pub fn lent_bytes(&self) -> u64 {
-        let lent = self.0.iter().map(|(leased, _)| leased.grant().bytes);
+        let lent = self.leases.iter().map(|one| one.leased.grant().bytes);
         lent.map(|bytes| bytes - bytes % BLOCK_BYTES).sum()
     }
 
     /// What is sent to the node.
     pub fn messages(&self) -> impl Iterator<Item = &ComputeLease> {
-        self.0.iter().map(|(_, message)| message)
+        self.leases.iter().map(|one| &one.message)
+    }
+
+    /// What is sent to the node before that.
+    #[must_use]
+    pub fn authorities(&self) -> &[ComputeAuthority] {
+        &self.authorities
+    }
+
+    /// What this host has to [refresh](Delegation::refresh) when it gets another certificate.
+    pub fn delegations(&self) -> impl Iterator<Item = &Delegation> {
+        self.leases.iter().filter_map(|one| one.delegation.as_ref())
     }
 
     /// The node has taken the leases: it alone renews them from here on.
     pub fn hand_over(self) {
-        self.0
-            .into_iter()
-            .for_each(|(leased, _)| leased.hand_over());
+        let leases = self.leases.into_iter();
+        leases.for_each(|one| one.leased.hand_over());
     }
 }
 
@@ -175,6 +274,8 @@ pub struct LeasingNode {
     pub place: u8,
     /// The guest's memory: ranges of guest-physical addresses, whole pages, in their order.
     pub ranges: Vec<Range<u64>>,
+    /// What this process shows donors; `None` without certificates.
+    pub credentials: Option<Arc<SharedCredentials>>,
 }
 
 impl LeasingNode {
@@ -187,15 +288,14 @@ impl LeasingNode {
         config.check()?;
         let local = LocalNode::new(config.nodes.local);
         let resumed = leases.iter().map(|lease| {
+            let address = lease.address;
+            let carrier = self.carrier(lease);
             let resumed = Leased::resume(
                 LinkConfig {
                     local: local.clone(),
                     node: NodeId(lease.donor),
                     address: lease.address,
-                    carrier: match lease.over_udp {
-                        true => Carrier::Udp(lease.fingerprint.map(Fingerprint::from)),
-                        false => Carrier::Tcp,
-                    },
+                    carrier: carrier.map_err(|why| FabricError::Process(address, why))?,
                     vm: self.vm.clone(),
                     bytes: lease.grant.bytes,
                     or_less: false,
@@ -203,11 +303,30 @@ impl LeasingNode {
                 },
                 lease.grant.clone(),
             );
-            let address = lease.address;
             resumed.map_err(|source| FabricError::Donor { address, source })
         });
         let resumed = resumed.collect::<Result<_, _>>()?;
         Ok((config, resumed))
+    }
+
+    /// What connections to the donor of a lease are made of. Without the name of the donor, or
+    /// certificates of this process, there are none, unless both are missing.
+    fn carrier(&self, lease: &ComputeLease) -> Result<Carrier, String> {
+        let node = match (&self.credentials, &lease.name) {
+            (Some(credentials), Some(name)) => Some(ExpectedNode {
+                credentials: Arc::clone(credentials),
+                name: name.parse().map_err(|error| format!("{error}"))?,
+            }),
+            (None, None) => None,
+            (Some(_), None) => return Err("the primary has not named its node".to_owned()),
+            (None, Some(_)) => return Err("this process has no certificate to show".to_owned()),
+        };
+        Ok(match (node, lease.over_udp) {
+            (Some(node), true) => Carrier::Quic(node),
+            (Some(node), false) => Carrier::Tls(node),
+            (None, true) => Carrier::Udp(lease.fingerprint.map(Fingerprint::from)),
+            (None, false) => Carrier::Tcp,
+        })
     }
 
     fn config(&self, leases: &[ComputeLease]) -> FabricConfig {
@@ -232,7 +351,7 @@ impl LeasingNode {
                 .iter()
                 .map(|lease| super::DonorAddress {
                     address: lease.address,
-                    name: None,
+                    name: lease.name.as_ref().and_then(|name| name.parse().ok()),
                     fingerprint: lease.fingerprint.map(Fingerprint::from),
                     zone: None,
                     bytes: Some(lease.grant.bytes),
@@ -241,7 +360,7 @@ impl LeasingNode {
             redundancy: Redundancy::None,
             transport: TransportKind::Tcp,
             rdma: std::sync::Arc::default(),
-            credentials: None,
+            credentials: self.credentials.clone(),
             checksum: first.is_some_and(|lease| lease.checksum),
             seal: match (leases.iter().all(is_sealed), leases.iter().any(is_sealed)) {
                 (true, _) => Sealing::On,
@@ -266,142 +385,4 @@ impl LeasingNode {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::donor::server::{Donor, DonorConfig};
-    use crate::fabric::DonorAddress;
-    use crate::transport::rdma::DeviceChoice;
-    use std::net::SocketAddr;
-
-    const GUEST: u64 = 64 << 20;
-
-    fn node() -> LeasingNode {
-        LeasingNode {
-            vm: "test".to_owned(),
-            place: 1,
-            ranges: std::iter::once(0..GUEST).collect(),
-        }
-    }
-
-    /// Donors that are asked for so much, of a guest with 64 MiB.
-    fn config(donors: &[(SocketAddr, Option<u64>)]) -> FabricConfig {
-        let mut config = node().config(&[]);
-        config.nodes = NodeIds::in_order(donors.len() + 1);
-        config.nodes.donors.remove(0);
-        config.grace = Duration::from_secs(1);
-        config.donors = donors
-            .iter()
-            .map(|(address, bytes)| DonorAddress {
-                address: *address,
-                name: None,
-                fingerprint: None,
-                zone: None,
-                bytes: *bytes,
-            })
-            .collect();
-        config
-    }
-
-    fn donor(bytes: u64) -> Donor {
-        let donor = Donor::start(&DonorConfig {
-            credentials: None,
-            listen: ([127, 0, 0, 1], 0).into(),
-            memory_bytes: bytes,
-            lease_duration_max: Duration::from_secs(60),
-            spin: Duration::ZERO,
-            rdma: DeviceChoice::None,
-            allow: None,
-        });
-        donor.expect("a donor on loopback")
-    }
-
-    fn address(port: u16) -> SocketAddr {
-        ([127, 0, 0, 1], port).into()
-    }
-
-    #[test]
-    fn what_is_asked_of_donors_is_divided_by_what_nodes_lend() {
-        let mib = |count: u64| count << 20;
-        let all = config(&[(address(1), Some(mib(41))), (address(2), None)]);
-        let lent = vec![mib(16), mib(8), mib(1)];
-        let shares = DonorShares::new(all.clone(), lent.clone(), true);
-        let asked = |place: usize| {
-            let (config, wanted) = shares.of(place);
-            let donors = config.nodes.donors.iter().zip(&config.donors);
-            let donors = donors.map(|(node, donor)| (node.0, donor.address.port(), donor.bytes));
-            (donors.collect::<Vec<_>>(), wanted >> 20)
-        };
-        // 20 blocks and a half of the first donor, and 20 blocks that nobody lends.
-        assert_eq!(asked(1), (vec![(2, 1, Some(mib(12))), (3, 2, None)], 12));
-        assert_eq!(asked(2), (Vec::new(), 0), "less than a block of each");
-        assert_eq!(asked(3), (Vec::new(), 0), "no such node");
-        assert_eq!(asked(0), (vec![(2, 1, Some(mib(29))), (3, 2, None)], 28));
-        let whole = DonorShares::new(all.clone(), lent, false);
-        assert_eq!(whole.of(0).0.donors, all.donors);
-        assert_eq!(whole.of(0).1, mib(40));
-        assert!(whole.of(1).0.donors.is_empty());
-    }
-
-    #[test]
-    fn no_part_is_lost_and_the_first_node_has_some_of_each() {
-        for lent in [
-            vec![1, 1],
-            vec![1, 5, 9],
-            vec![1 << 40, 3, 3, 3],
-            vec![2, u64::MAX],
-        ] {
-            let shares = DonorShares::new(config(&[]), lent.clone(), true);
-            for blocks in 1..50 {
-                let parts = (0..lent.len()).map(|place| shares.part(blocks, place));
-                assert_eq!(parts.sum::<u64>(), blocks, "{lent:?}");
-                assert!(shares.part(blocks, 0) > 0, "{blocks} for {lent:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_lease_goes_over_to_the_node_that_resumes_it() {
-        let donor = donor(GUEST);
-        let pool = donor.pool();
-        let all = config(&[(donor.address(), Some(40 << 20))]);
-        let shares = DonorShares::new(all, vec![8 << 20, 8 << 20], true);
-        let given = shares.lease(1).expect("a lease");
-        assert_eq!(
-            (given.lent_bytes(), pool.lent_bytes()),
-            (20 << 20, 20 << 20)
-        );
-        drop(given);
-        assert_eq!(pool.leases(), 0, "a start that fails keeps nothing");
-
-        let given = shares.lease(1).expect("a lease");
-        let messages: Vec<_> = given.messages().cloned().collect();
-        let (config, resumed) = node().resume(&messages).expect("it is there");
-        assert_eq!(config.nodes.donors, [NodeId(2)]);
-        assert_eq!(resumed[0].grant().bytes, 20 << 20);
-        given.hand_over();
-        assert_eq!(pool.leases(), 1);
-        drop(resumed);
-        assert_eq!(pool.leases(), 0, "the node ends it");
-        let refused = node().resume(&messages).expect_err("it has ended");
-        assert!(refused.to_string().contains(&donor.address().to_string()));
-    }
-
-    #[test]
-    fn donors_without_memory_are_left_out_unless_they_are_asked_for_a_size() {
-        let (full, other) = (donor(1 << 20), donor(GUEST));
-        let pool = full.pool();
-        let _all = pool.lend("other".to_owned(), 1 << 20, false, Duration::from_secs(9));
-        let lent = vec![1 << 20, 1 << 20];
-        let both = config(&[(full.address(), None), (other.address(), None)]);
-        let given = DonorShares::new(both, lent.clone(), true).lease(1);
-        let given = given.expect("the other one lends");
-        let donors = given.messages().map(|lease| lease.donor);
-        assert_eq!(donors.collect::<Vec<_>>(), [3]);
-        let sized = config(&[(full.address(), Some(8 << 20))]);
-        let refused = DonorShares::new(sized, lent, true).lease(1);
-        assert!(
-            matches!(refused, Err(FabricError::Donor { .. })),
-            "{refused:?}"
-        );
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@
 //! One thread a donor does all that may take time: connecting, handshakes, renewals. The
 //! pager's threads only ask for a connection and find it in their [`LinkPort`] later.
 
+mod delegation;
 mod keeper;
 pub mod probe;
 pub mod rdma;
@@ -14,7 +15,9 @@ use crate::homes::{LocalNode, NodeId};
 use crate::stream::Carrier;
 use crate::wire::{Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
 use crossbeam_channel::{Sender, bounded};
+pub use delegation::{Delegated, Delegation};
 pub(crate) use fabric_host::describe;
+use fabric_identity::Fingerprint;
 pub use fabric_transport::path;
 pub use fabric_transport::port::{LinkPort, LinkRequest, Outage};
 use keeper::{Keeper, Port};
@@ -166,6 +169,12 @@ impl Leased {
         };
         leased.measure()?;
         Ok(leased)
+    }
+
+    /// Lets the process with this certificate use the lease, which [`Delegation::refresh`] does.
+    #[must_use]
+    pub fn delegation(&self, to: Fingerprint) -> Delegation {
+        Delegation::new(&self.config, self.grant.token, to)
     }
 
     /// Leaves the lease to a process that has [resumed](Self::resume) it, without ending it.

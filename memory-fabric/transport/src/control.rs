@@ -2,7 +2,7 @@
 //! for all of a control connection.
 
 use crate::stream::{Carrier, Closer, Stream};
-use crate::tls::TlsError;
+use crate::tls::{Peer, TlsError};
 use fabric_homes::NodeId;
 use fabric_identity::{CertificateDer, Subject};
 use fabric_wire::{
@@ -12,6 +12,7 @@ use fabric_wire::{
 use serde::{Serialize, de::DeserializeOwned};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Timeout of establishing a connection.
@@ -315,6 +316,12 @@ impl ControlStream {
     #[must_use]
     pub fn identity(&self) -> Option<&Subject> {
         self.stream.peer().map(|peer| &peer.subject)
+    }
+
+    /// Returns the peer, if it has shown a certificate.
+    #[must_use]
+    pub fn member(&self) -> Option<&Arc<Peer>> {
+        self.stream.peer()
     }
 
     /// Returns the certificate that the peer has shown, and those between it and the authority.

@@ -1,7 +1,7 @@
 //! Messages by which a VM gets vCPUs on a node: a process of its own there, which then talks to the
 //! other compute nodes of the VM.
 
-use crate::{GrantError, LeaseGrant, LeaseRequest};
+use crate::{GrantError, LeaseGrant, LeaseRequest, MEMBER_NAME_BYTES_MAX};
 use core::net::SocketAddr;
 use fabric_pages::page::{PAGE_SHIFT, PAGES_MAX};
 use serde::{Deserialize, Serialize};
@@ -179,6 +179,10 @@ pub struct ComputeLease {
     pub over_udp: bool,
     /// The certificate that it must present over UDP; `None` for any.
     pub fingerprint: Option<[u8; 32]>,
+    /// Which node of the cluster has to be there, if the lease was
+    /// [delegated](crate::DelegateRequest) to the certificate of the process; at most
+    /// [`MEMBER_NAME_BYTES_MAX`] bytes.
+    pub name: Option<String>,
     /// How long it may be unreachable before it is lost, in milliseconds.
     pub grace_ms: u32,
     /// Whether it gets sealed pages only.
@@ -189,19 +193,77 @@ pub struct ComputeLease {
     pub compression: Option<bool>,
 }
 
+/// Why a lease for a process cannot be right.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ComputeLeaseError {
+    /// No donor grants such a lease.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    /// The donor's name is too long.
+    #[error("name of a node of {0} bytes, {MEMBER_NAME_BYTES_MAX} is the limit")]
+    Name(usize),
+}
+
 impl ComputeLease {
     /// Checks the values by themselves.
     ///
     /// # Errors
     ///
-    /// When no donor grants such a lease.
-    pub fn check(&self) -> Result<(), GrantError> {
+    /// See [`ComputeLeaseError`].
+    pub fn check(&self) -> Result<(), ComputeLeaseError> {
+        let name = self.name.as_ref().map_or(0, String::len);
+        if name > MEMBER_NAME_BYTES_MAX {
+            return Err(ComputeLeaseError::Name(name));
+        }
         self.grant.check(&LeaseRequest {
             vm: String::new(),
             bytes: PAGES_MAX << PAGE_SHIFT,
             or_less: true,
             duration_ms: u32::MAX,
-        })
+        })?;
+        Ok(())
+    }
+}
+
+/// Longest certificate of a [`ComputeAuthority`], bytes: of some 500 with the keys of `ssi-hv pki`,
+/// and some 1,400 with RSA keys of 4,096 bits.
+pub const AUTHORITY_BYTES_MAX: usize = 1900;
+
+/// Longest certificates of all authorities of a process, bytes: two while one replaces the other.
+pub const AUTHORITIES_BYTES_MAX: usize = 4096;
+
+/// Most authorities of a process.
+pub const AUTHORITIES_MAX: usize = 4;
+
+/// An authority by which the VM's process on a node knows its donors.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ComputeAuthority {
+    /// The cluster; at most [`MEMBER_NAME_BYTES_MAX`] bytes.
+    pub cluster: String,
+    /// The certificate of the authority, as DER.
+    pub certificate: Vec<u8>,
+}
+
+impl ComputeAuthority {
+    /// Checks the values by themselves. Returns the length of the certificate.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the reason when something is too long, or there is no certificate.
+    pub fn check(&self) -> Result<usize, String> {
+        let (name, bytes) = (self.cluster.len(), self.certificate.len());
+        if name > MEMBER_NAME_BYTES_MAX {
+            return Err(format!(
+                "name of a cluster of {name} bytes, {MEMBER_NAME_BYTES_MAX} is the limit"
+            ));
+        }
+        if !(1..=AUTHORITY_BYTES_MAX).contains(&bytes) {
+            return Err(format!(
+                "certificate of an authority of {bytes} bytes, 1 to {AUTHORITY_BYTES_MAX} are \
+                 possible"
+            ));
+        }
+        Ok(bytes)
     }
 }
 
@@ -240,7 +302,7 @@ pub const COMPUTE_REASON_BYTES_MAX: usize = 512;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CONTROL_BYTES_MAX, Token, encode_message};
+    use crate::{CONTROL_BYTES_MAX, DelegateRequest, Token, encode_message};
 
     fn request() -> ComputeRequest {
         ComputeRequest {
@@ -337,12 +399,43 @@ mod tests {
             },
             over_udp: true,
             fingerprint: Some([0xff; 32]),
+            name: Some("x".repeat(MEMBER_NAME_BYTES_MAX)),
             grace_ms: u32::MAX,
             sealed: true,
             checksum: true,
             compression: Some(true),
         };
         assert!(encode_message(&lease).len() <= CONTROL_BYTES_MAX);
+        let named = |bytes: usize| ComputeLease {
+            name: Some("x".repeat(bytes)),
+            grant: LeaseGrant {
+                bytes: 4096,
+                ..lease.grant.clone()
+            },
+            ..lease.clone()
+        };
+        assert_eq!(named(63).check(), Ok(()));
+        assert_eq!(named(64).check(), Err(ComputeLeaseError::Name(64)));
+        let authority = |name: usize, bytes: usize| ComputeAuthority {
+            cluster: "x".repeat(name),
+            certificate: vec![0xff; bytes],
+        };
+        let longest = authority(MEMBER_NAME_BYTES_MAX, AUTHORITY_BYTES_MAX);
+        assert_eq!(longest.check(), Ok(AUTHORITY_BYTES_MAX));
+        assert!(encode_message(&longest).len() <= CONTROL_BYTES_MAX);
+        for (name, bytes, text) in [
+            (64, 1, "64 bytes, 63"),
+            (1, 0, "of 0 bytes"),
+            (1, 1901, "of 1901 bytes"),
+        ] {
+            let refused = authority(name, bytes).check().expect_err(text);
+            assert!(refused.contains(text), "{refused}");
+        }
+        let delegated = DelegateRequest {
+            token: Token([0xff; 16]),
+            certificate: [0xff; 32],
+        };
+        assert_eq!(encode_message(&delegated).len(), 48);
         assert!(format!("{lease:?}").contains("Token(..)"), "{lease:?}");
         let end = ComputeEnd {
             reason: "x".repeat(COMPUTE_REASON_BYTES_MAX),

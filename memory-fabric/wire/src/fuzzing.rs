@@ -3,8 +3,9 @@
 
 use crate::packing::{Packer, Packing, unpack};
 use crate::{
-    AttachRequest, Attached, ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
-    ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, NodeClock,
+    AUTHORITY_BYTES_MAX, AttachRequest, Attached, ComputeAuthority, ComputeEnd, ComputeLease,
+    ComputePorts, ComputeRequest, ComputeTable, DelegateRequest, ErrorMessage, Frame, FrameKind,
+    HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, MEMBER_NAME_BYTES_MAX, NodeClock,
     RUN_PAGES_MAX, Token, TrafficClass, VM_NAME_BYTES_MAX, decode_message, decode_pieces,
     decode_probe, decode_run, encode_message,
 };
@@ -124,7 +125,7 @@ fn control_message(input: &[u8]) {
     let Some((kind, payload)) = input.split_first() else {
         return;
     };
-    match kind % 12 {
+    match kind % 14 {
         0 => drop(same::<LeaseRequest>(payload)),
         1 => lease_grant(payload),
         2 => drop(same::<Token>(payload)),
@@ -144,11 +145,21 @@ fn control_message(input: &[u8]) {
         7 => drop(same::<ComputeTable>(payload)),
         8 => drop(same::<ComputeEnd>(payload)),
         11 => drop(same::<NodeClock>(payload)),
+        12 => drop(same::<DelegateRequest>(payload)),
+        13 => {
+            if let Some(authority) = same::<ComputeAuthority>(payload)
+                && let Ok(bytes) = authority.check()
+            {
+                assert!((1..=AUTHORITY_BYTES_MAX).contains(&bytes));
+                assert!(authority.cluster.len() <= MEMBER_NAME_BYTES_MAX);
+            }
+        }
         10 => {
             if let Some(lease) = same::<ComputeLease>(payload)
                 && lease.check().is_ok()
             {
                 assert!(lease.grant.bytes > 0 && lease.grant.bytes < 1 << 44);
+                assert!(lease.name.map_or(0, |name| name.len()) <= MEMBER_NAME_BYTES_MAX);
             }
         }
         _ => {

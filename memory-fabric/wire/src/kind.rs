@@ -19,7 +19,7 @@ pub enum FrameKind {
     Resume = 3,
     /// [`Token`]: renews a lease.
     Renew = 4,
-    /// [`LeaseStatus`]: the answer to `Resume`, `Renew` and `Release`.
+    /// [`LeaseStatus`]: the answer to `Resume`, `Renew`, `Release` and `Delegate`.
     Status = 5,
     /// [`Token`]: ends a lease.
     Release = 6,
@@ -83,6 +83,12 @@ pub enum FrameKind {
     ReadClock = 32,
     /// [`NodeClock`](crate::NodeClock): the answer to `ReadClock`.
     Clock = 33,
+    /// [`DelegateRequest`](crate::DelegateRequest): lets a process with a certificate of its own
+    /// use a lease of this member.
+    Delegate = 34,
+    /// [`ComputeAuthority`](crate::ComputeAuthority): an authority by which the VM's process on the
+    /// node knows its donors, before `ComputeTable`.
+    ComputeAuthority = 35,
 }
 
 impl FrameKind {
@@ -122,6 +128,8 @@ impl FrameKind {
             Error,
             ReadClock,
             Clock,
+            Delegate,
+            ComputeAuthority,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }

@@ -33,16 +33,17 @@ pub mod packing;
 pub mod stamp;
 
 pub use compute::{
-    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ClockRate, ComputeEnd, ComputeLease,
-    ComputeMember, ComputePorts, ComputeRequest, ComputeRequestError, ComputeTable, NodeClock,
-    VmSecret,
+    AUTHORITIES_BYTES_MAX, AUTHORITIES_MAX, AUTHORITY_BYTES_MAX, COMPUTE_NODES_MAX,
+    COMPUTE_REASON_BYTES_MAX, ClockRate, ComputeAuthority, ComputeEnd, ComputeLease,
+    ComputeLeaseError, ComputeMember, ComputePorts, ComputeRequest, ComputeRequestError,
+    ComputeTable, NodeClock, VmSecret,
 };
 pub use error::WireError;
 pub use frame::{FLAG_CHECKSUM, FLAGS_PACKING, Frame, HEADER_BYTES, MAGIC, PREFIX_BYTES};
 pub use kind::FrameKind;
 pub use messages::{
-    AttachRequest, ErrorMessage, GrantError, LeaseGrant, LeaseRequest, LeaseStatus, Refusal, Token,
-    TrafficClass, decode_message, encode_message,
+    AttachRequest, DelegateRequest, ErrorMessage, GrantError, LeaseGrant, LeaseRequest,
+    LeaseStatus, Refusal, Token, TrafficClass, decode_message, encode_message,
 };
 pub use stamp::{Attached, Ends, Stamp};
 
@@ -51,7 +52,7 @@ use std::time::Duration;
 use zerocopy::little_endian::U32;
 
 /// The protocol's version. Peers of different versions cannot communicate.
-pub const VERSION: u8 = 13;
+pub const VERSION: u8 = 14;
 
 /// Longest payload of a control frame, bytes: fits every message with its longest strings.
 pub const CONTROL_BYTES_MAX: usize = 2048;
@@ -96,6 +97,9 @@ pub const RENEWAL_INTERVAL_MAX: Duration = Duration::from_secs(2);
 
 /// Longest name of a VM, bytes.
 pub const VM_NAME_BYTES_MAX: usize = 64;
+
+/// Longest name of a cluster or of a member in it, bytes.
+pub const MEMBER_NAME_BYTES_MAX: usize = 63;
 
 /// Encodes the payload of `ReadPages`, `ReadPiece`, `DropPages` and `Probe`.
 #[must_use]

@@ -41,6 +41,17 @@ pub struct LeaseGrant {
     pub duration_ms: u32,
 }
 
+/// Lets a process use a lease as the member that has it does: resume it, attach connections for
+/// pages to it, renew and release it. It has a certificate that it has made itself. That ends with
+/// the lease, and with another request for it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct DelegateRequest {
+    /// The lease.
+    pub token: Token,
+    /// SHA-256 of the certificate.
+    pub certificate: [u8; 32],
+}
+
 /// Why a grant is rejected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum GrantError {

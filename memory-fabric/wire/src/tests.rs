@@ -38,7 +38,7 @@ fn another_version_is_named_with_this_one() {
         assert!(text.contains(&format!("version {theirs} ")), "{text}");
         assert!(text.contains(&format!("this one {VERSION};")), "{text}");
     }
-    assert_eq!(Frame::check_prefix(*b"SV\x0d\x01"), Ok(()));
+    assert_eq!(Frame::check_prefix(*b"SV\x0e\x01"), Ok(()));
     let foreign = Frame::check_prefix(*b"HTTP");
     assert_eq!(foreign, Err(WireError::Magic(*b"HT")));
 }

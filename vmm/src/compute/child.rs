@@ -8,9 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use memory_fabric::compute::{
-    ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
-};
+use memory_fabric::compute::{ComputeEnd, ComputePorts, ComputeRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -140,12 +138,8 @@ impl VmProcess {
     /// # Errors
     ///
     /// When it has ended.
-    pub fn connect(
-        &mut self,
-        table: ComputeTable,
-        leases: Vec<ComputeLease>,
-    ) -> Result<(), ProcessError> {
-        self.send(&Connect { table, leases })
+    pub fn connect(&mut self, connect: &Connect) -> Result<(), ProcessError> {
+        self.send(connect)
     }
 
     fn send(&mut self, value: &impl serde::Serialize) -> Result<(), ProcessError> {

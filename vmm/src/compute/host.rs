@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use fabric_host::Seldom;
 use memory_fabric::compute::{
-    ClockRate, ComputeEnd, ComputeLease, ComputeRequest, ComputeTable, ControlError, ControlStream,
-    CpuLender, Ending, ErrorMessage, FrameKind, NodeClock, Refusal,
+    ClockRate, ComputeEnd, ComputeLease, ComputeRequest, ControlError, ControlStream, CpuLender,
+    Ending, ErrorMessage, FrameKind, NodeClock, Refusal,
 };
-use memory_fabric::fabric::DONORS_MAX;
+use memory_fabric::fabric::{DONORS_MAX, check_authorities};
 
 use crate::machine::{HostClock, time_stamp};
 
 use super::child::{Event, ProcessError, VmProcess};
-use super::protocol::RdmaOfNode;
+use super::protocol::{Connect, RdmaOfNode};
 
 /// This program's file, also when it was replaced.
 const PROGRAM: &str = "/proc/self/exe";
@@ -100,18 +100,14 @@ impl CpuHost {
             Err(error) => return Ok(Err(describe(error))),
         };
         control.send(FrameKind::ComputePorts, &process.ports())?;
-        let (table, leases) = match receive_table(control)? {
+        let connect = match receive_table(control, secured)? {
             Ok(received) => received,
             Err(text) => return Ok(Err(text)),
         };
+        let Connect { table, leases, .. } = &connect;
         let (named, nodes) = (table.0.len(), request.nodes);
         if named != usize::from(nodes) {
             return Ok(Err(format!("{named} of {nodes} nodes are named")));
-        }
-        if secured && !leases.is_empty() {
-            let text = "leases at donors are given over a connection with certificates, which only the \
-                        VM itself shows donors";
-            return Ok(Err(text.to_owned()));
         }
         let lent = table.0.get(usize::from(request.me));
         let lent = lent.map_or(0, |member| member.lent_bytes);
@@ -119,7 +115,7 @@ impl CpuHost {
         if let Err(text) = check_lent(lent, granted, request.lent_bytes) {
             return Ok(Err(text));
         }
-        let connected = process.connect(table, leases);
+        let connected = process.connect(&connect);
         Ok(connected.map(|()| process).map_err(describe))
     }
 }
@@ -138,12 +134,14 @@ fn check_lent(lent: u64, granted: impl Iterator<Item = u64>, reserved: u64) -> R
     Ok(())
 }
 
-/// Receives where all nodes listen, and before that the leases for this one.
+/// Receives where all nodes listen, and before that the leases for this one. On a `secured`
+/// connection these are at donors with certificates, and on another one not.
 fn receive_table(
     control: &mut ControlStream,
-) -> Result<Result<(ComputeTable, Vec<ComputeLease>), String>, ControlError> {
+    secured: bool,
+) -> Result<Result<Connect, String>, ControlError> {
     let until = Instant::now() + TABLE_TIME_MAX;
-    let mut leases = Vec::new();
+    let (mut leases, mut authorities) = (Vec::new(), Vec::new());
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let (frame, payload) = control.receive(left)?;
@@ -158,11 +156,32 @@ fn receive_table(
                 if let Err(error) = lease.check() {
                     return Ok(Err(format!("a lease at {}: {error}", lease.address)));
                 }
+                if lease.name.is_some() != secured {
+                    let (names, has) = match secured {
+                        true => ("no name", "certificates"),
+                        false => ("a name", "none"),
+                    };
+                    return Ok(Err(format!(
+                        "a lease at {} comes with {names} to compare with a certificate of the \
+                         donor, and this connection has {has}",
+                        lease.address
+                    )));
+                }
                 leases.push(lease);
+            }
+            FrameKind::ComputeAuthority => {
+                authorities.push(control.decode(frame.kind, &payload)?);
+                if let Err(text) = check_authorities(&authorities) {
+                    return Ok(Err(text));
+                }
             }
             FrameKind::ComputeTable => {
                 let table = control.decode(frame.kind, &payload)?;
-                return Ok(Ok((table, leases)));
+                return Ok(Ok(Connect {
+                    table,
+                    leases,
+                    authorities,
+                }));
             }
             kind => return Ok(Err(format!("{kind:?} is not expected here"))),
         }

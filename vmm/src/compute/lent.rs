@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use fabric_identity::CertificateDer;
 use memory_fabric::compute::{
-    CONTROL_TIMEOUT, Carrier, ComputeEnd, ComputeLease, ComputeMember, ComputePorts,
-    ComputeRequest, ComputeTable, ControlError, ControlStream, FrameKind, member,
+    CONTROL_TIMEOUT, Carrier, ComputeEnd, ComputeMember, ComputePorts, ComputeRequest,
+    ComputeTable, ControlError, ControlStream, FrameKind, member,
 };
+use memory_fabric::fabric::NodeLeases;
 
 use super::host::END_TIME_MAX;
 
@@ -50,12 +51,15 @@ impl LentCpus {
     /// # Errors
     ///
     /// When the connection breaks.
-    pub fn connect<'a>(
+    pub fn connect(
         &mut self,
         table: &ComputeTable,
-        leases: impl Iterator<Item = &'a ComputeLease>,
+        leases: &NodeLeases,
     ) -> Result<(), ControlError> {
-        for lease in leases {
+        for authority in leases.authorities() {
+            self.0.send(FrameKind::ComputeAuthority, authority)?;
+        }
+        for lease in leases.messages() {
             self.0.send(FrameKind::ComputeLease, lease)?;
         }
         self.0.send(FrameKind::ComputeTable, table)

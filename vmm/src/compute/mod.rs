@@ -21,4 +21,4 @@ pub use self::join::{JoinError, Joined, SILENCE_MAX, Shared, byte_ranges, layout
 pub use self::lent::LentCpus;
 pub use self::observed::{AtDonors, DonorHere, Observed, SharingReporter, Watched};
 pub use self::process::serve;
-pub use self::protocol::RdmaOfNode;
+pub use self::protocol::{Connect, RdmaOfNode};

@@ -94,8 +94,11 @@ fn run() -> Result<()> {
     let listeners = listeners.context("cannot listen for other nodes")?;
     let ports = listeners.ports().context("cannot listen for other nodes")?;
     send_line(&mut io::stdout(), &ProcessMessage::Listening(ports))?;
-    let Connect { table, leases } =
-        receive_line(&mut input).context("the node sent no addresses of the nodes")?;
+    let Connect {
+        table,
+        leases,
+        authorities,
+    } = receive_line(&mut input).context("the node sent no addresses of the nodes")?;
     let ends = Arc::new(Ends::default());
     watch(input, Arc::clone(&ends))?;
 
@@ -118,6 +121,8 @@ fn run() -> Result<()> {
         layout: layout(in_order),
         rdma,
     };
+    let credentials = listeners.delegate(authorities);
+    let credentials = credentials.context("this node cannot know the donors of the VM")?;
     // Dropped after the memory, whose pages are at its donors.
     let donors = match leases.is_empty() {
         true => None,
@@ -126,6 +131,7 @@ fn run() -> Result<()> {
                 vm: name,
                 place: me,
                 ranges: byte_ranges(&ranges),
+                credentials,
             };
             let joined = Fabric::join_shared(&node, &leases, &observer(&ends));
             Some(joined.context("this node has to reach the donors of the VM")?)

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 use std::net::IpAddr;
 
 use memory_fabric::compute::{
-    ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
+    ComputeAuthority, ComputeEnd, ComputeLease, ComputePorts, ComputeRequest, ComputeTable,
 };
 use memory_fabric::rdma::Settings;
 use serde::de::DeserializeOwned;
@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::rdma::RdmaArg;
 
-/// Longest line, bytes.
-pub const LINE_BYTES_MAX: usize = 48 << 10;
+/// Longest line, bytes: less than a pipe holds, which is 64 KiB, so that nobody waits for the reader.
+pub const LINE_BYTES_MAX: usize = 60 << 10;
 
 /// The first line to the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -59,6 +59,8 @@ pub struct Connect {
     pub table: ComputeTable,
     /// What it takes over at donors.
     pub leases: Vec<ComputeLease>,
+    /// The authorities by which it knows these donors; none without certificates.
+    pub authorities: Vec<ComputeAuthority>,
 }
 
 /// The lines of the process.
@@ -90,8 +92,11 @@ pub fn receive_line<T: DeserializeOwned>(from: impl BufRead) -> io::Result<T> {
 mod tests {
     use std::net::SocketAddr;
 
-    use memory_fabric::compute::{COMPUTE_NODES_MAX, ComputeMember, LeaseGrant, Token};
-    use memory_fabric::fabric::DONORS_MAX;
+    use memory_fabric::compute::{
+        AUTHORITIES_BYTES_MAX, AUTHORITIES_MAX, AUTHORITY_BYTES_MAX, COMPUTE_NODES_MAX,
+        ComputeMember, LeaseGrant, MEMBER_NAME_BYTES_MAX, Token,
+    };
+    use memory_fabric::fabric::{DONORS_MAX, check_authorities};
 
     use super::*;
 
@@ -107,6 +112,22 @@ mod tests {
         }
         assert_eq!(set.settings().as_ref(), Some(given.settings()));
         assert_eq!(RdmaOfNode::Off.settings(), None);
+    }
+
+    /// As many as there can be, with all the bytes that they can have.
+    fn authorities() -> Vec<ComputeAuthority> {
+        let one = |bytes: usize| ComputeAuthority {
+            cluster: "x".repeat(MEMBER_NAME_BYTES_MAX),
+            certificate: vec![0xff; bytes],
+        };
+        let least = AUTHORITIES_MAX - 3;
+        let rest = AUTHORITIES_BYTES_MAX - least - 2 * AUTHORITY_BYTES_MAX;
+        let long = [AUTHORITY_BYTES_MAX, AUTHORITY_BYTES_MAX, rest].map(one);
+        let authorities: Vec<_> = long.into_iter().chain((0..least).map(|_| one(1))).collect();
+        check_authorities(&authorities).expect("at the limits");
+        let more: Vec<_> = authorities.iter().cloned().chain([one(1)]).collect();
+        assert!(check_authorities(&more).is_err());
+        authorities
     }
 
     #[test]
@@ -128,6 +149,7 @@ mod tests {
             },
             over_udp: false,
             fingerprint: Some([0xff; 32]),
+            name: Some("x".repeat(MEMBER_NAME_BYTES_MAX)),
             grace_ms: u32::MAX,
             sealed: false,
             checksum: false,
@@ -136,11 +158,13 @@ mod tests {
         let sent = Connect {
             table: ComputeTable(vec![node; COMPUTE_NODES_MAX]),
             leases: vec![lease; DONORS_MAX],
+            authorities: authorities(),
         };
         let mut line = Vec::new();
         send_line(&mut line, &sent).expect("is written");
         assert!(line.len() <= LINE_BYTES_MAX, "{} bytes", line.len());
         let found: Connect = receive_line(line.as_slice()).expect("is read");
         assert_eq!((found.table, found.leases), (sent.table, sent.leases));
+        assert_eq!(found.authorities, sent.authorities);
     }
 }

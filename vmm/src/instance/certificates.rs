@@ -3,6 +3,9 @@
 //! The connection to such a node lasts as long as the VM, so TLS checks its certificate once. Here it
 //! is checked again and again: it expires, or a list of revoked certificates names it. A node that
 //! shows another certificate by then, a renewed one, is as good as before.
+//!
+//! Donors let the processes on nodes use leases for as long as they accept the certificate with
+//! which this host has delegated these, so it does that again when it has another one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,6 +15,7 @@ use std::time::Duration;
 
 use fabric_identity::{CertificateDer, SharedCredentials};
 use memory_fabric::compute::{Carrier, ControlStream};
+use memory_fabric::link::{Delegated, Delegation};
 
 use crate::failure::describe;
 use crate::intervals::Intervals;
@@ -53,6 +57,32 @@ impl ShownBy {
     }
 }
 
+/// Delegates leases again if this host has another certificate. What fails is tried again the next
+/// time; `warned` says whether that was logged.
+fn delegate(delegations: &mut Vec<Delegation>, warned: &mut bool) {
+    let mut failed = false;
+    delegations.retain_mut(|delegation| {
+        let node = delegation.node();
+        match delegation.refresh() {
+            Ok(Delegated::Same) => true,
+            Ok(Delegated::Again) => {
+                tracing::info!(%node, "a lease was delegated again, with another certificate");
+                true
+            }
+            Ok(Delegated::Ended) => false,
+            Err(error) => {
+                failed = true;
+                if !*warned {
+                    let error = describe(&error);
+                    tracing::warn!(%node, error, "a lease was not delegated again; it is retried");
+                }
+                true
+            }
+        }
+    });
+    *warned = failed;
+}
+
 /// Checks certificates until it is dropped, which waits for a connection that it makes.
 #[derive(Debug)]
 pub struct NodeCertificates {
@@ -60,15 +90,18 @@ pub struct NodeCertificates {
 }
 
 impl NodeCertificates {
-    /// Starts to check. `lost` is called with the place of the first node that has no valid certificate
-    /// any more, and the reason; then the checks end.
+    /// Starts to check, and to keep up `delegations`. `lost` is called with the place of the first
+    /// node that has no valid certificate any more, and the reason; then the checks end.
     pub fn watch(
         mut nodes: Vec<ShownBy>,
+        mut delegations: Vec<Delegation>,
         credentials: Arc<SharedCredentials>,
         lost: impl Fn(u8, &str) + Send + 'static,
     ) -> io::Result<Self> {
+        let mut warned = false;
         let check = move || {
             credentials.refresh();
+            delegate(&mut delegations, &mut warned);
             for node in &mut nodes {
                 if let Err(why) = node.check(&credentials) {
                     lost(node.place, &why);

@@ -140,7 +140,7 @@ pub fn connect(
 
 /// Returns how the donors are divided among this host and the nodes that share the guest's memory;
 /// `None` where nothing is shared. Nodes use donors by themselves unless that needs what only this
-/// host has: its certificate, the copies of all pages, or its RDMA settings.
+/// host has: the copies of all pages, or its RDMA settings.
 pub fn donor_shares(config: &RunConfig, fabric: &FabricConfig) -> Option<DonorShares> {
     if config.nodes.is_empty() || fabric.donors.is_empty() {
         return None;
@@ -148,9 +148,8 @@ pub fn donor_shares(config: &RunConfig, fabric: &FabricConfig) -> Option<DonorSh
     let here = config.local_memory.bytes();
     let lent = config.nodes.iter().map(|node| node.memory.bytes());
     let lent = std::iter::once(here).chain(lent).collect();
-    let is_divided = fabric.credentials.is_none()
-        && fabric.redundancy == Redundancy::None
-        && fabric.transport != TransportKind::Rdma;
+    let is_divided =
+        fabric.redundancy == Redundancy::None && fabric.transport != TransportKind::Rdma;
     Some(DonorShares::new(fabric.clone(), lent, is_divided))
 }
 
@@ -223,6 +222,7 @@ pub fn donors_failed(error: FabricError) -> Failure {
         | FabricError::Rdma(RdmaLinkError::Donor { .. } | RdmaLinkError::Late { .. }) => {
             Failure::new(ExitCode::DonorUnavailable, error)
         }
+        FabricError::Authorities(_) => Failure::usage(error),
         _ => error.into(),
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use devices::{BOOT_TIMER_PORT, BootEvent};
-use fabric_identity::{ExpectedNode, SharedCredentials};
+use fabric_identity::{ExpectedNode, Fingerprint, SharedCredentials};
 use memory_fabric::compute::{
-    Carrier, ComputeRequest, ComputeTable, Discards, DonorDepot, Listeners, Membership,
-    SharedGuest, SharingError, member,
+    Carrier, ComputeMember, ComputeRequest, ComputeTable, Discards, DonorDepot, Listeners,
+    Membership, SharedGuest, SharingError, member,
 };
 use memory_fabric::fabric::{DonorShares, Fabric, NodeLeases, TransportKind};
 use vm_memory::GuestMemoryMmap;
@@ -133,11 +133,14 @@ fn check_lent(config: &RunConfig, by_donors: u64) -> Result<(), Failure> {
     Err(Failure::new(ExitCode::DonorUnavailable, error))
 }
 
-/// Obtains the leases of each node.
-fn lease(shares: Option<&DonorShares>, nodes: &[ComputeNode]) -> Result<Vec<NodeLeases>, Failure> {
-    let places = (1..).zip(nodes);
-    let leases = places.map(|(place, _)| match shares {
-        Some(shares) => shares.lease(place),
+/// Obtains the leases of each of these nodes, which come behind this host.
+fn lease(
+    shares: Option<&DonorShares>,
+    members: &[ComputeMember],
+) -> Result<Vec<NodeLeases>, Failure> {
+    let places = (1..).zip(members);
+    let leases = places.map(|(place, member)| match shares {
+        Some(shares) => shares.lease(place, member.certificate.map(Fingerprint::from)),
         None => Ok(NodeLeases::default()),
     });
     leases.collect::<Result<_, _>>().map_err(donors_failed)
@@ -217,7 +220,7 @@ impl OtherNodes {
             table.push(member);
         }
         // After the processes have started, so that each takes its leases before they expire.
-        let leases = lease(shares, &nodes)?;
+        let leases = lease(shares, &table[1..])?;
         for (member, leases) in table.iter_mut().skip(1).zip(&leases) {
             member.lent_bytes = member.lent_bytes.saturating_add(leases.lent_bytes());
         }
@@ -225,7 +228,7 @@ impl OtherNodes {
         check_lent(config, by_donors + by_nodes.iter().sum::<u64>())?;
         let table = ComputeTable(table);
         for ((me, cpus), leases) in (1..).zip(&mut lent).zip(&leases) {
-            let connected = cpus.connect(&table, leases.messages());
+            let connected = cpus.connect(&table, leases);
             connected.map_err(|error| unavailable(&nodes, me, error))?;
         }
         let membership = Membership {
@@ -255,7 +258,9 @@ impl OtherNodes {
         let certificates = watched(&nodes, &lent, shown).map(|(watched, shown)| {
             let (nodes, supervisor) = (Arc::clone(&nodes), Arc::clone(supervisor));
             let lost = Arc::clone(&lost);
-            NodeCertificates::watch(watched, shown, move |place, why| {
+            let delegations = leases.iter().flat_map(NodeLeases::delegations);
+            let delegations = delegations.cloned().collect();
+            NodeCertificates::watch(watched, delegations, shown, move |place, why| {
                 let _ = lost.set(place);
                 supervisor.node_lost(format!("{} is lost: {why}", named(&nodes, place)));
             })

@@ -1,10 +1,12 @@
 //! One VM's part of the memory that a donor lends.
 
 mod controls;
+mod delegated;
 mod deregistration;
 mod sessions;
 
 pub(crate) use controls::Control;
+pub(in crate::donor) use delegated::Delegated;
 pub(crate) use sessions::{SessionKind, SessionRefused};
 
 use super::Share;
@@ -74,6 +76,8 @@ pub struct Lease {
     term: Mutex<Term>,
     controls: Arc<Controls>,
     sessions: Arc<Sessions>,
+    /// The process that may use it beside its owner.
+    delegated: Mutex<Option<Delegated>>,
     /// Pages sent.
     pub pages_read: Counter,
     /// Pages stored.
@@ -119,6 +123,7 @@ impl Lease {
             }),
             controls: Arc::default(),
             sessions: Arc::default(),
+            delegated: Mutex::default(),
             pages_read: Counter::default(),
             pages_written: Counter::default(),
             pages_dropped: Counter::default(),

@@ -150,7 +150,9 @@ fn confirmed(
     let stream = accept()?;
     if let (Some(shared), Some(before), Some(peer)) = (credentials, before, stream.peer()) {
         let now = shared.current();
-        if !Arc::ptr_eq(&before, &now) {
+        // A process is checked with the member that has delegated to it.
+        let of_member = shared.of_delegate(&peer.subject, &peer.chain).is_none();
+        if of_member && !Arc::ptr_eq(&before, &now) {
             let confirmed = now.confirm(&peer.chain);
             confirmed.map_err(|why| io::Error::from(TlsError::Certificate(why)))?;
         }
@@ -218,13 +220,14 @@ fn serve(
     let started = thread("donor-conn", move || {
         let served = match open() {
             Ok(stream) => {
-                place.note_peer(&stream);
+                let delegate = serving.delegate(&stream);
+                place.note_peer(&stream, delegate.is_some());
                 let connection = Connection {
                     served: &serving.served,
                     peer,
                     place: &place,
                 };
-                connection.serve(stream)
+                connection.serve(stream, delegate)
             }
             Err(error) => {
                 serving.note_refused(peer, &error);

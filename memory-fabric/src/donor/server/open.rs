@@ -10,8 +10,8 @@ use crate::transport::rdma::resources::Share;
 use crate::transport::resting::Resting;
 use fabric_host::metrics::Counter;
 use fabric_host::{Seldom, lock};
-use fabric_identity::SharedCredentials;
 use fabric_identity::presented::Presented;
+use fabric_identity::{Fingerprint, SharedCredentials};
 use fabric_transport::tls::Peer;
 use std::collections::HashMap;
 use std::io;
@@ -133,6 +133,13 @@ impl Place for TakenPlace {
             registered.ending = Some(Arc::clone(ending));
         }
     }
+
+    fn belongs_to(&self, member: &Arc<Peer>) -> Result<(), String> {
+        self.note_member(member);
+        // After that: who reads credentials or rules again looks at what is noted here.
+        let credentials = self.shared.credentials.as_ref();
+        credentials.map_or(Ok(()), |shared| shared.current().confirm(&member.chain))
+    }
 }
 
 impl TakenPlace {
@@ -180,11 +187,20 @@ impl TakenPlace {
         Ok(())
     }
 
-    /// Notes what the peer has shown.
-    pub(super) fn note_peer(&self, stream: &Stream) {
-        let Some(peer) = stream.peer() else {
-            return;
-        };
+    /// Notes that the peer has shown who it is: what, unless it is a process to which a member has
+    /// [delegated](Place::belongs_to) something.
+    pub(super) fn note_peer(&self, stream: &Stream, is_delegate: bool) {
+        match stream.peer() {
+            Some(_) if is_delegate => {
+                let mut open = self.shared.open();
+                open.places.note_member(self.number, Instant::now());
+            }
+            Some(peer) => self.note_member(peer),
+            None => {}
+        }
+    }
+
+    fn note_member(&self, peer: &Arc<Peer>) {
         let certificate = peer.chain.first();
         let presented = certificate.and_then(|one| Presented::read(one).ok());
         let mut open = self.shared.open();
@@ -228,6 +244,13 @@ impl Shared {
             rest,
             notices: Seldom::notices(),
         }
+    }
+
+    /// Returns the certificate of a peer that is no member, but a process to which one has
+    /// delegated something.
+    pub(super) fn delegate(&self, stream: &Stream) -> Option<Fingerprint> {
+        let (shared, peer) = (self.credentials.as_ref()?, stream.peer()?);
+        shared.of_delegate(&peer.subject, &peer.chain)
     }
 
     pub(super) fn open(&self) -> MutexGuard<'_, Open> {

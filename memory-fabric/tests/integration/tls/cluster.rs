@@ -75,6 +75,7 @@ impl Cluster {
         for file in ["key.pem", "cert.pem"] {
             std::fs::copy(new.join(file), path.join(file)).expect("copied");
         }
+        std::fs::remove_dir_all(new).expect("removed");
     }
 
     /// Gives the list of revoked certificates to the directory of a member.

@@ -4,6 +4,7 @@ mod buffers;
 mod chains;
 pub mod cluster;
 mod compute;
+mod delegates;
 mod peers;
 mod policy;
 pub mod refusals;

@@ -33,12 +33,12 @@ fn two(place: &Place) -> ([Running; 2], [String; 2]) {
 }
 
 /// The flags of a VM with this donor.
-fn flags(donor: &str) -> [&str; 4] {
+pub(super) fn flags(donor: &str) -> [&str; 4] {
     ["--local-memory", LOCAL, "--donor", donor]
 }
 
 /// Waits until no node lends anything.
-fn all_is_given_back(place: &Place, nodes: usize) {
+pub(super) fn all_is_given_back(place: &Place, nodes: usize) {
     until(|| {
         let status = place.json(&["status", "--json"]);
         let lent = status["nodes"].as_array().expect("nodes").iter();
@@ -51,7 +51,7 @@ fn all_is_given_back(place: &Place, nodes: usize) {
 }
 
 /// Waits until the VM's status, which is returned, is as wanted.
-fn status_when(place: &Place, is_wanted: impl Fn(&Value) -> bool) -> Value {
+pub(super) fn status_when(place: &Place, is_wanted: impl Fn(&Value) -> bool) -> Value {
     until(|| {
         // A VM that starts is not known by its name yet. All of them are not asked: a donor that is
         // stopped would not answer.
@@ -207,7 +207,8 @@ fn they_do_so_with_certificates_and_sealed_pages() {
     let node = format!("{},memory=8M,name=alpha", secured.address);
     let code = count_on_two_nodes::code();
     let vm = on_two_nodes(place, &node, code, &more.concat()).spawn();
-    rest_is_right(vm.expect("it starts"), place, &of_donor, 1);
+    // The process on the node has one as well, with its own certificate.
+    rest_is_right(vm.expect("it starts"), place, &of_donor, 2);
     let report = fs::read_to_string(report).expect("a report");
     let report: Value = serde_json::from_str(&report).expect("JSON");
     assert_eq!(report["nodes"][2]["sealed"], true, "{report}");
@@ -261,7 +262,7 @@ fn walking(place: &Place, address: &str, of_donor: &str, more: &[&str]) -> Child
 }
 
 /// Waits until a VM has read pages at its donor.
-fn has_pages_at_its_donor(place: &Place) {
+pub(super) fn has_pages_at_its_donor(place: &Place) {
     let has_read = |status: &Value| count(status, "/nodes/2/pages_fetched") > 100;
     let status = status_when(place, has_read);
     assert_eq!(status["nodes"][2]["link"]["reachable"], true, "{status}");

@@ -7,6 +7,7 @@ use memory_fabric::compute::{ComputeLease, ComputeTable, member};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::rdma::DeviceChoice;
+use ssi_hv::compute::Connect;
 use ssi_hv::machine::MachineError;
 
 use super::{HERE, WORK, request, run_in_two_processes_with, start};
@@ -49,6 +50,7 @@ fn lease(donor: &Donor) -> (Leased, ComputeLease) {
         grant: leased.grant().clone(),
         over_udp: false,
         fingerprint: None,
+        name: None,
         grace_ms: 1000,
         sealed: true,
         checksum: true,
@@ -92,9 +94,12 @@ fn a_process_that_does_not_reach_its_donor_ends_and_names_it() {
     let (_, request) = request();
     let mut process = start(&request, false);
     let here = member(HERE, process.ports(), MEMORY_BYTES / 2);
-    process
-        .connect(ComputeTable(vec![here; 2]), vec![message])
-        .unwrap();
+    let connect = Connect {
+        table: ComputeTable(vec![here; 2]),
+        leases: vec![message],
+        authorities: Vec::new(),
+    };
+    process.connect(&connect).unwrap();
     let reason = process.end(Instant::now() + LIMIT).reason;
     assert!(
         reason.contains("has to reach the donors of the VM"),

@@ -2,6 +2,7 @@
 
 mod clocks;
 mod commands;
+mod delegated;
 mod donors;
 mod free_pages;
 mod hotplug;
@@ -22,7 +23,7 @@ use memory_fabric::compute::{
     ComputeLease, ComputeRequest, ComputeTable, Layout, Listeners, Membership, VmSecret, member,
 };
 use memory_fabric::guest_memory::GuestMemory;
-use ssi_hv::compute::{Joined, RdmaOfNode, VmProcess, byte_ranges, random_vm};
+use ssi_hv::compute::{Connect, Joined, RdmaOfNode, VmProcess, byte_ranges, random_vm};
 use ssi_hv::machine::{
     ConsoleConfig, Irqchip, Machine, MachineConfig, MachineError, MachineHandle, MoveError,
     Outcome, guest_memory_ranges,
@@ -130,7 +131,12 @@ fn run_in_two_processes_with(
         member(HERE, process.ports(), MEMORY_BYTES / 2),
     ]);
     let may_fail = !leases.is_empty();
-    process.connect(table.clone(), leases).unwrap();
+    let connect = Connect {
+        table: table.clone(),
+        leases,
+        authorities: Vec::new(),
+    };
+    process.connect(&connect).unwrap();
     let membership = Membership {
         me: 0,
         vm,

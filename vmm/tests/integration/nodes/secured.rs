@@ -70,6 +70,23 @@ impl Secured {
         member(&self.place, name, &[])
     }
 
+    /// Revokes the certificate of a member, which has another one from here on, and gives the list
+    /// to the directory of one other.
+    pub(super) fn replace(&self, holder: &str, informed: &str) {
+        let at = self.place.directory.path();
+        let mut issuer = authority(at);
+        let member = holder.parse().expect("a holder");
+        issuer.revoke_holder(&member).expect("revoked");
+        let new = at.join("replaced");
+        let days = Validity { days: 60 };
+        issuer.issue(&member, days, &new).expect("a certificate");
+        for file in ["key.pem", "cert.pem"] {
+            std::fs::copy(new.join(file), at.join(holder).join(file)).expect("copied");
+        }
+        let list = at.join("authority/crl.pem");
+        std::fs::copy(list, at.join(informed).join("crl.pem")).expect("copied");
+    }
+
     /// Starts a VM with this member's certificate.
     fn start(&self, holder: &str, code: &[u8]) -> Child {
         let node = format!("{},name=alpha", self.address);

@@ -43,6 +43,13 @@ impl Drop for Control {
 }
 
 impl Controls {
+    /// Closes all connections.
+    pub(super) fn close_all(&self) {
+        for (_, closer) in &lock(&self.table).open {
+            closer.close();
+        }
+    }
+
     /// Adds a connection. Beyond [`CONTROLS_MAX`] it closes the oldest but that with number `in_use`.
     pub(super) fn begin(self: &Arc<Self>, closer: Closer, in_use: u64) -> Control {
         let mut table = lock(&self.table);

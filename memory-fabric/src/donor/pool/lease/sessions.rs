@@ -145,9 +145,15 @@ impl Lease {
         sessions.changed.notify_all();
     }
 
+    /// Returns whether its end has started.
+    pub(super) fn has_ended(&self) -> bool {
+        lock(&self.sessions.table).ended
+    }
+
     /// Starts its end: shuts its connections down and deregisters its memory.
     pub(in crate::donor::pool) fn close(self: &Arc<Self>) {
         lock(&self.sessions.table).ended = true;
+        self.end_delegation();
         // No new connections are accepted.
         self.sessions.shut_down(|_| true);
         if let Some(region) = self.export.end() {
