@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{ImageError, command, digest, sources};
 
 const REMEDY: &str = "run \"apt-get update\" and try again";
@@ -12,7 +14,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const SANDBOX: &str = "-oAPT::Sandbox::User=root";
 
 /// A versioned package, as apt's signed indexes describe it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct Package {
     /// The name, such as `linux-image-6.1.0-56-cloud-amd64`.
     pub name: String,
@@ -88,10 +90,20 @@ impl Apt {
         // apt-cache answers an unknown package with an error, an outdated index with silence.
         let depends = self.output("apt-cache", &["depends", "--no-recommends", "--", meta])?;
         let name = kernel_dependency(&String::from_utf8_lossy(&depends)).ok_or_else(unresolved)?;
-        let show = self.output("apt-cache", &["show", "--no-all-versions", "--", &name])?;
+        self.package(&name)
+    }
+
+    /// Asks apt for the newest version of a package.
+    ///
+    /// # Errors
+    /// Fails when apt does not know it.
+    pub fn package(&self, name: &str) -> Result<Package, ImageError> {
+        let show = self.output("apt-cache", &["show", "--no-all-versions", "--", name])?;
         parse_show(&String::from_utf8_lossy(&show))
             .filter(|p| p.name == name)
-            .ok_or_else(unresolved)
+            .ok_or_else(|| ImageError::UnknownPackage {
+                package: name.to_owned(),
+            })
     }
 
     /// Downloads a package into `dir`. apt checks it against its signed indexes, and the hash is

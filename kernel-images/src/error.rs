@@ -49,6 +49,14 @@ pub enum ImageError {
         /// The Debian package that provides it.
         package: String,
     },
+    /// A program needs a library that this machine does not have.
+    #[error("{} needs {library}, which this machine lacks: run scripts/setup", program.display())]
+    LibraryMissing {
+        /// The program.
+        program: PathBuf,
+        /// The library.
+        library: String,
+    },
     /// A command ended with an error.
     #[error("\"{command}\" failed ({status}): {detail}; {remedy}")]
     CommandFailed {
@@ -65,6 +73,12 @@ pub enum ImageError {
     #[error("apt has no versioned kernel for \"{package}\": run \"apt-get update\"")]
     Unresolved {
         /// The meta package.
+        package: String,
+    },
+    /// apt does not know the package.
+    #[error("apt has no package \"{package}\": run \"apt-get update\"")]
+    UnknownPackage {
+        /// The package.
         package: String,
     },
     /// A hash differs from the expected one.

@@ -12,6 +12,8 @@
 //!
 //! [`root`] creates a bare Debian in a directory, in which packages are tested.
 //!
+//! [`unpacked`] holds packages of another suite that are only unpacked.
+//!
 //! [`initramfs`] packs busybox, modules and `faultprobe` into a cpio archive whose `/init`
 //! runs the command given on the kernel's command line.
 
@@ -27,6 +29,7 @@ pub mod modules;
 pub mod programs;
 pub mod root;
 mod sources;
+pub mod unpacked;
 pub mod vmlinux;
 
 pub use cache::{ImageCache, KernelImage};

@@ -126,7 +126,7 @@ fn visit_all(run: &mut Run, memory: &Memory, pages: &[usize], pause: Duration) -
 }
 
 /// Prints the position of the probe and waits for a line.
-fn wait(input: &mut impl BufRead, place: &str) {
+pub(crate) fn wait(input: &mut impl BufRead, place: &str) {
     println!("FAULTPROBE-AT {place}");
     let mut line = String::new();
     if let Err(error) = input.read_line(&mut line) {

@@ -43,6 +43,9 @@ pub struct Args {
     /// Seed of contents and order.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Once the memory is filled, say so and wait for a line of standard input before the visits.
+    #[arg(long, conflicts_with_all = ["kinds", "ssi", "timers"])]
+    pub pause: bool,
     /// Allocate memory of this NUMA node only.
     #[arg(long, value_name = "NODE", value_parser = clap::value_parser!(u32).range(0..=memory::NODE_MAX))]
     pub node: Option<u32>,
@@ -98,8 +101,14 @@ pub fn run_ssi(args: &Args) -> Result<bool, String> {
 /// Runs the probe on `memory`, prints its line of results, and returns whether every byte was
 /// right.
 pub fn run_and_print(memory: &mut memory::Memory, args: &Args) -> bool {
-    let clock = clock::Clock::start();
-    let result = probe::run(memory, args);
+    let mut clock = clock::Clock::start();
+    let result = probe::run(memory, args, || {
+        if args.pause {
+            kinds::wait(&mut std::io::stdin().lock(), "filled");
+            // The guest may be on another host now, and it may have waited for long.
+            clock = clock::Clock::start();
+        }
+    });
     let report = report::Report::new(args, &result, &clock);
     println!("FAULTPROBE {}", report.to_json());
     if result.corrupt_bytes > 0 {

@@ -54,11 +54,12 @@ impl Visit {
     }
 }
 
-/// Fills the memory, visits it as the arguments say, and finally compares what was written since it
-/// was last compared.
-pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
+/// Fills the memory, calls `filled`, visits it as the arguments say, and finally compares what was
+/// written since it was last compared.
+pub fn run(memory: &mut Memory, args: &Args, filled: impl FnOnce()) -> Outcome {
     let mut run = Run::new(memory.pages(), args.seed);
     run.fill(memory);
+    filled();
     if args.unbind
         && let Err(error) = memory.unbind()
     {
@@ -246,7 +247,9 @@ mod tests {
         for pattern in ["random", "sequential"] {
             let args = args(&["--pattern", pattern, "--passes", "3"]);
             let mut memory = Memory::new(args.bytes).unwrap();
-            let outcome = run(&mut memory, &args);
+            let mut filled = false;
+            let outcome = run(&mut memory, &args, || filled = true);
+            assert!(filled);
             assert_eq!(outcome.corrupt_bytes, 0);
             assert_eq!(outcome.pages, 256);
             // Three passes over all pages, and a last one over those written in the third.
