@@ -47,7 +47,7 @@ impl Share {
             initramfs::write_guest(&image, &tools, &dir.join(initrd))?;
             releases.push(image.record.release);
         }
-        for name in ["faultprobe", "socket-pipe"] {
+        for name in ["faultprobe", "socket-pipe", "qmp"] {
             install(&tools.join(name), &dir.join(name))?;
         }
         for program in [
@@ -131,7 +131,7 @@ impl Share {
 }
 
 /// Copies a file unless an equal one (by size and time) exists; the copy appears by one rename.
-fn install(from: &Path, to: &Path) -> anyhow::Result<()> {
+pub(crate) fn install(from: &Path, to: &Path) -> anyhow::Result<()> {
     let source = std::fs::metadata(from).with_context(|| from.display().to_string())?;
     let same = |there: std::fs::Metadata| {
         there.len() == source.len()

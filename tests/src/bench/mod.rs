@@ -1,10 +1,12 @@
 //! Measures what remote memory costs: natively on this machine, and in the testbed compared with
-//! swap over the network.
+//! swap over the network and with post-copy migration.
 //!
 //! Every value with a target is a ratio or a comparison within one run. A value that could not be
 //! measured is reported as skipped with its reason, and never as a target that is met.
 
 mod native;
+mod postcopy;
+mod qemu;
 mod swap;
 mod swap_guest;
 mod table;
@@ -21,16 +23,16 @@ const SCHEMA: u32 = 2;
 /// Selects the measurements to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parts {
-    /// Both the native measurements and the comparison with swap.
+    /// Both the native measurements and the comparisons in the testbed.
     All,
     /// Measurements that run natively on this machine.
     Native,
-    /// The comparison with swap in the testbed.
+    /// The comparisons with swap and post-copy in the testbed.
     Swap,
 }
 
-/// Measures, prints a table, and writes `target/bench/report.json`. The comparison in the testbed
-/// runs `rounds` times.
+/// Measures, prints a table, and writes `target/bench/report.json`. The comparisons in the testbed
+/// run `rounds` times.
 ///
 /// # Errors
 /// Fails when a native measurement fails, or when a byte was wrong; the report then holds the other
@@ -66,7 +68,7 @@ pub fn run(workspace: &Path, parts: Parts, rounds: usize) -> anyhow::Result<()> 
         json!({"skipped": "--native was given"})
     } else {
         println!(
-            "the same work in guests on our memory and on swap over the network, in the testbed ..."
+            "the same work on our memory, on swap over the network, and by post-copy, in the testbed ..."
         );
         match swap::measure(workspace, &dir, rounds) {
             Ok(result) => result,

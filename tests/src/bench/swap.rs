@@ -1,9 +1,10 @@
 //! Runs the same work in two guests of the product on emulated hosts: one with part of its memory
 //! on another host, and one with the same amount of local memory that swaps to a network block
-//! device on that host.
+//! device on that host. In the same rounds a guest of QEMU does it whose memory is on that host and
+//! comes by post-copy migration ([`postcopy`]).
 //!
-//! Both sides have the same kernel, initramfs, program, seed, page order, link, and local memory
-//! for the whole guest; both verify every byte. See `docs/bench.md`.
+//! All sides have the same kernel, initramfs, program, seed, page order, and link, the first two
+//! also the same local memory for the whole guest; all verify every byte. See `docs/bench.md`.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use super::swap_guest::{self, TAP};
-use super::{median, number};
+use super::{median, number, postcopy, qemu};
 use crate::share::Share;
 use crate::testbed::{Host, HostImage, HostKernel, RemoteProcess, Testbed, TestbedConfig};
 
@@ -54,12 +55,14 @@ pub(super) fn measure(workspace: &Path, dir: &Path, rounds: usize) -> anyhow::Re
         "no ssi-hv in target/release: run scripts/bench"
     );
     swap_guest::prepare(workspace, &share)?;
+    let qemu = qemu::prepare(workspace, &share)?;
     let image = HostImage::prepare(workspace, HostKernel::Linux6_1)?;
     let mut restarts = Vec::new();
     loop {
         match on_testbed(&share, &image, dir, rounds) {
             Ok(mut result) => {
                 result["guest_kernel"] = json!(share.guest_kernel);
+                result["postcopy"]["qemu"] = json!(qemu);
                 result["restarts"] = json!(restarts);
                 return Ok(result);
             }
@@ -102,6 +105,7 @@ fn on_testbed(
             ours: ours(LOCAL_MIB, "ours")?,
             swap: [swap(0)?, swap(1)?],
             tight: ours(LOCAL_TIGHT_MIB, "tight")?,
+            postcopy: run_postcopy(compute, lender, &console("postcopy"))?,
         });
     }
     Ok(compare(&all))
@@ -115,6 +119,8 @@ struct Round {
     swap: [Value; 2],
     /// Our side with [`LOCAL_TIGHT_MIB`].
     tight: Value,
+    /// QEMU's post-copy.
+    postcopy: Value,
 }
 
 /// Runs the program in a guest with `local_mib` of local memory and the rest on the other host.
@@ -159,6 +165,12 @@ fn run_swap(host: &Host, server: &Host, read_ahead: &str, console: &Path) -> any
     );
     check_half(&run)?;
     Ok(run)
+}
+
+/// Runs the program in a guest of QEMU whose memory comes by post-copy.
+fn run_postcopy(host: &Host, source: &Host, console: &Path) -> anyhow::Result<Value> {
+    let work = format!("postcopy {PROGRAM_MIB}M {SEED}");
+    postcopy::run(host, source, GUEST_MIB, &work, console).context("on post-copy of QEMU")
 }
 
 /// Checks that half of the program's memory fits the memory that the guest has available for it.
@@ -221,6 +233,8 @@ fn compare(rounds: &[Round]) -> Value {
     if let (Value::Object(result), Value::Object(more)) = (&mut result, more) {
         result.extend(more);
     }
+    result["postcopy"] =
+        postcopy::compare(&list(|round| &round.ours), &list(|round| &round.postcopy));
     result["tight"]["local_bytes"] = json!(LOCAL_TIGHT_MIB << 20);
     result["tight"]["ours"] = json!(list(|round| &round.tight));
     result
@@ -309,6 +323,7 @@ mod tests {
             ours: run(p50, 1.0),
             swap: [run(100.0, swap), run(50.0, 2.0 * swap)],
             tight: run(25.0, 1.5),
+            postcopy: run(40.0, 1.0),
         };
         let result = compare(&[round(10.0, 2.0), round(20.0, 3.0), round(90.0, 4.0)]);
         assert_eq!(result["against"][0]["latency_p50_ours_to_swap"], 0.2);
@@ -317,6 +332,7 @@ mod tests {
         assert_eq!(result["times_faster_than_swap"], 3.0);
         assert_eq!(result["tight"]["latency_p50_ours_to_swap"], 0.5);
         assert_eq!(result["tight"]["times_faster_than_swap"], 2.0);
+        assert_eq!(result["postcopy"]["latency_p50_ours_to_postcopy"], 0.5);
         // An empty set of rounds gives null.
         assert!(result["latency_p99_ours_to_swap"].is_null());
     }

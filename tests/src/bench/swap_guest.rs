@@ -17,13 +17,13 @@ use crate::testbed::{Host, add_text, add_tools_with_libraries};
 /// The guest's script.
 const SCRIPT: &str = include_str!("swap_guest.sh");
 /// The guest's initramfs in the shared directory.
-const INITRAMFS: &str = "guest-swap.cpio.gz";
+pub(super) const INITRAMFS: &str = "guest-swap.cpio.gz";
 /// Debian programs to include, each with its package.
 const TOOLS: &[(&str, &str)] = &[("nbd-client", "nbd-client")];
 /// Kernel modules to load in addition to those of every guest.
 const MODULES: &[&str] = &["nbd"];
 /// Deadline of a guest from start to exit: twice the time it takes on a busy machine.
-const GUEST_DEADLINE: Duration = Duration::from_secs(420);
+pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(420);
 /// The monitor's report on its host.
 const REPORT: &str = "/tmp/swap-guest.json";
 /// The tap of the guest's network card on host 1.
@@ -84,13 +84,7 @@ pub(super) fn run(
     let output = host
         .spawn_with(&argv, &[], Box::new(tap))?
         .wait(GUEST_DEADLINE)?;
-    if let Some((_, why)) = output.stdout.split_once("BENCH failed ") {
-        bail!(
-            "in the guest: {}; its console is in {}",
-            why.lines().next().unwrap_or_default().trim(),
-            console.display()
-        );
-    }
+    check_failed(&output.stdout, console)?;
     ensure!(
         output.status.code == 0,
         "the guest ended with {}: {}; its console is in {}",
@@ -107,8 +101,20 @@ pub(super) fn run(
     Ok((run, report))
 }
 
+/// Fails if the guest's script did, with what it said.
+pub(super) fn check_failed(output: &str, console: &Path) -> anyhow::Result<()> {
+    if let Some((_, why)) = output.split_once("BENCH failed ") {
+        bail!(
+            "in the guest: {}; its console is in {}",
+            why.lines().next().unwrap_or_default().trim(),
+            console.display()
+        );
+    }
+    Ok(())
+}
+
 /// Parses faultprobe's output and the `BENCH` lines around it.
-fn parse(console: &str) -> anyhow::Result<Value> {
+pub(super) fn parse(console: &str) -> anyhow::Result<Value> {
     let mut said = BTreeMap::new();
     for line in console.lines() {
         let Some((_, text)) = line.split_once("BENCH ") else {

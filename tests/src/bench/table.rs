@@ -149,6 +149,13 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
             "swap",
         ),
         row(
+            "fault p50 / that of QEMU's post-copy",
+            "/swap/postcopy/latency_p50_ours_to_postcopy",
+            "at most 0.5",
+            AtMost(0.5),
+            "swap",
+        ),
+        row(
             "start of 4 TiB, ms",
             "/native/growth/growth/3/start_ms",
             "under 2000",
@@ -327,6 +334,17 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
     ] {
         more(what.into(), number(report, &format!("/swap/tight/{key}")));
     }
+    for key in ["p90", "p99"] {
+        let pointer = format!("/swap/postcopy/latency_{key}_ours_to_postcopy");
+        more(
+            format!("fault {key} / that of QEMU's post-copy"),
+            number(report, &pointer),
+        );
+    }
+    more(
+        "requests of post-copy / faults of its guest".into(),
+        number(report, "/swap/postcopy/requests_to_faults"),
+    );
     for (name, value) in beside {
         writeln!(text, "{name:<44}{value:>9.2}")?;
     }
@@ -353,7 +371,7 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
     if report["swap"]["hosts"].is_string() {
         writeln!(
             text,
-            "\nSwap was measured on emulated hosts: only its ratios mean something."
+            "\nSwap and post-copy were measured on emulated hosts: only ratios mean something."
         )?;
     }
     Ok(())
@@ -411,7 +429,7 @@ mod tests {
         let floors = [yes, no, yes, no, yes];
         let threads = [yes, no, no];
         let replicas = [no, yes];
-        let rest = [None, None, yes, yes, yes];
+        let rest = [None, None, None, yes, yes, yes];
         assert_eq!(met, [&floors[..], &threads, &replicas, &rest].concat());
         for row in &rows {
             assert_eq!(row.met.is_none(), row.skipped.is_some(), "{row:?}");
@@ -427,5 +445,24 @@ mod tests {
             let line = format!("{name:<44}{value:>9}");
             assert!(text.contains(&line), "{text}");
         }
+    }
+
+    #[test]
+    fn peers_in_the_testbed_are_judged_each_by_its_ratio() {
+        let report = json!({"swap": {
+            "latency_p50_ours_to_swap": 0.3,
+            "postcopy": {"latency_p50_ours_to_postcopy": 0.6, "requests_to_faults": 0.96},
+        }});
+        let rows = targets(&report);
+        let met = |text: &str| {
+            rows.iter()
+                .find(|row| row.measure.contains(text))
+                .unwrap()
+                .met
+        };
+        assert_eq!(met("p50 / that of swap"), Some(true));
+        assert_eq!(met("p50 / that of QEMU's post-copy"), Some(false));
+        let text = text(&report, &rows);
+        assert!(text.contains("faults of its guest      0.96"), "{text}");
     }
 }

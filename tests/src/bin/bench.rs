@@ -14,10 +14,10 @@ struct Arguments {
     /// Only the native measurements; nothing in the testbed.
     #[arg(long)]
     native: bool,
-    /// Only the comparison with swap, in the testbed.
+    /// Only the comparisons with swap and with post-copy migration, in the testbed.
     #[arg(long, conflicts_with = "native")]
     swap: bool,
-    /// How often each side of the comparison with swap runs.
+    /// How often each side of these comparisons runs.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     rounds: u8,
 }

@@ -214,9 +214,25 @@ fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
 }
 
 /// Returns the libraries that the loader would load for a program, including the loader.
-fn needed(path: &Path) -> Result<Vec<PathBuf>, ImageError> {
+///
+/// # Errors
+/// Fails when this machine lacks one of them, naming it.
+pub(crate) fn needed(path: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let output = command::output(Command::new("ldd").arg(path), "libc-bin", "is it damaged?")?;
-    Ok(parse_ldd(&String::from_utf8_lossy(&output)))
+    let text = String::from_utf8_lossy(&output);
+    match absent(&text) {
+        None => Ok(parse_ldd(&text)),
+        Some(library) => Err(ImageError::LibraryMissing {
+            program: path.to_path_buf(),
+            library: library.to_owned(),
+        }),
+    }
+}
+
+/// Returns a library that ldd did not find.
+fn absent(text: &str) -> Option<&str> {
+    let mut lines = text.lines();
+    lines.find_map(|line| line.trim().strip_suffix(" => not found"))
 }
 
 fn parse_ldd(text: &str) -> Vec<PathBuf> {
@@ -273,5 +289,8 @@ mod tests {
             [Path::new("/lib/x/libc.so.6"), Path::new("/lib64/ld.so.2")]
         );
         assert!(parse_ldd("\tnot a dynamic executable\n").is_empty());
+        assert_eq!(absent(text), None);
+        let text = format!("{text}\tliburing.so.2 => not found\n");
+        assert_eq!(absent(&text), Some("liburing.so.2"));
     }
 }

@@ -19,7 +19,7 @@ pub use client::Silence;
 pub use error::TestbedError;
 pub use host::{ExitStatus, Host, Output};
 pub use image::{HostImage, HostKernel};
-pub(crate) use image::{add_text, add_tools_with_libraries};
+pub(crate) use image::{add_text, add_tools_with_libraries, needed};
 pub use process::{RemoteProcess, Tap};
 
 use std::path::{Path, PathBuf};
