@@ -181,7 +181,7 @@ impl<P: Peers> Engine<P> {
             signals,
             spin: Spin::new(config.spin),
             hand_over: HandOver::new(config.spin),
-            give_way: GiveWay::new(now),
+            give_way: GiveWay::new(),
             watched: Vec::new(),
             config,
         })

@@ -8,7 +8,7 @@ use crate::engine::Engine;
 
 /// Yields in a row after which everything else is looked at. Each is of 100 us at most, or the last
 /// one for a while.
-const SHORT_PASSES_MAX: u32 = 8;
+const SHORT_PASSES_MAX: u32 = 2;
 
 /// How long an unblock that nobody is known to wait for can wait for the next request of the thread
 /// that was woken, with which it then leaves: what a thread takes to wake up and fault again. Half of
@@ -24,19 +24,19 @@ pub(crate) struct GiveWay {
     pub(crate) can_wait: bool,
     /// Messages are queued that another node may wait for.
     pub(crate) is_urgent: bool,
-    /// Until when the others can wait.
-    waits_until: Instant,
+    /// Until when the others can wait; `None` while they cannot.
+    waits_until: Option<Instant>,
     /// Passes in a row that ended with a yield before all else was looked at.
     short_passes: u32,
 }
 
 impl GiveWay {
-    pub(crate) const fn new(now: Instant) -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             has_woken: false,
             can_wait: false,
             is_urgent: false,
-            waits_until: now,
+            waits_until: None,
             short_passes: 0,
         }
     }
@@ -51,21 +51,26 @@ impl GiveWay {
         self.short_passes = 0;
     }
 
-    /// The CPU is given away.
+    /// The CPU is given away. What waits already waits no longer for that.
     fn begins(&mut self, now: Instant) {
         self.short_passes += 1;
-        self.waits_until = now + UNBLOCK_WAIT;
+        self.waits_until.get_or_insert(now + UNBLOCK_WAIT);
     }
 
     /// Whether what is queued is to be sent; the caller does so.
     fn sends(&mut self, now: Instant) -> bool {
-        std::mem::take(&mut self.is_urgent) || now >= self.waits_until
+        let sends = self.is_urgent || self.waits_until.is_none_or(|until| now >= until);
+        if sends {
+            self.is_urgent = false;
+            self.waits_until = None;
+        }
+        sends
     }
 }
 
 impl<P: Peers> Engine<P> {
     /// Gives the CPU at once to a thread that was woken: until it runs, nothing else matters as much.
-    /// Not too often in a row: what [`run`](Self::run) looks at besides can wait for some microseconds.
+    /// Not too often in a row: what [`run`](Self::run) looks at besides waits for as many yields.
     pub(crate) fn gives_way_at_once(&mut self) -> bool {
         self.give_way.is_now() && self.gives_way()
     }
@@ -91,7 +96,7 @@ impl<P: Peers> Engine<P> {
 
     /// Sends all that is queued.
     pub(crate) fn flush_all(&mut self) {
-        self.give_way.waits_until = self.now;
+        self.give_way.waits_until = None;
         self.flush();
     }
 }
@@ -103,21 +108,35 @@ mod tests {
     #[test]
     fn an_unblock_waits_for_a_request_and_not_for_long() {
         let start = Instant::now();
-        let mut way = GiveWay::new(start);
+        let mut way = GiveWay::new();
         assert!(way.sends(start), "nobody was woken");
         way.begins(start);
         let soon = start + UNBLOCK_WAIT / 2;
         assert!(!way.sends(soon));
         way.is_urgent = true;
         assert!(way.sends(soon), "with the request");
+        way.begins(soon);
         assert!(!way.sends(soon));
-        assert!(way.sends(start + UNBLOCK_WAIT), "alone");
+        assert!(way.sends(soon + UNBLOCK_WAIT), "alone");
+    }
+
+    #[test]
+    fn an_unblock_waits_no_longer_because_threads_are_woken_again_and_again() {
+        let start = Instant::now();
+        let mut way = GiveWay::new();
+        let step = UNBLOCK_WAIT / 4;
+        for count in 0..4 {
+            way.begins(start + count * step);
+            assert!(!way.sends(start + count * step));
+        }
+        way.begins(start + UNBLOCK_WAIT);
+        assert!(way.sends(start + UNBLOCK_WAIT));
     }
 
     #[test]
     fn all_else_is_looked_at_now_and_then() {
         let start = Instant::now();
-        let mut way = GiveWay::new(start);
+        let mut way = GiveWay::new();
         assert!(!way.is_now(), "nobody was woken");
         for _ in 0..SHORT_PASSES_MAX {
             way.has_woken = true;
