@@ -1,8 +1,9 @@
 //! The budget of a donor for the buffers that its peers cause, all together: every connection is
 //! charged with the most that it may occupy before a buffer of it exists, until all are gone.
 //!
-//! A connection has buffers from its first bytes on, for its handshake and its requests. There are as
-//! many of these as there are places, so that they always fit. Connections for pages have more, from a
+//! A connection has buffers from its first bytes on, for its handshake and its requests. The budget is
+//! that of as many of these as there are places. A lease that is delegated is charged here as well, with
+//! what its owner has shown, and is not delegated where that does not fit. Connections for pages have more, from a
 //! budget of their own: a client that uses that up keeps no lease from being renewed. It is enough for
 //! all places by TCP.
 

@@ -286,7 +286,10 @@ pub enum FabricError {
     #[error("donor {0} has no name to compare with its certificate; add name=NAME to it")]
     Unnamed(SocketAddr),
     /// Nodes cannot be told whom to believe who a donor is.
-    #[error("ca.pem cannot be given to nodes that use donors: {0}; remove authorities from it")]
+    #[error(
+        "ca.pem cannot be given to nodes that use donors: {0}; remove authorities from it, or use some \
+         with shorter certificates"
+    )]
     Authorities(String),
     /// A process cannot connect to a donor that the primary has named.
     #[error("cannot connect to donor {0} by what the primary says of it: {1}")]

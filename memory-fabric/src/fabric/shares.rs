@@ -319,7 +319,9 @@ impl LeasingNode {
             }),
             (None, None) => None,
             (Some(_), None) => return Err("the primary has not named its node".to_owned()),
-            (None, Some(_)) => return Err("this process has no certificate to show".to_owned()),
+            (None, Some(_)) => {
+                return Err("the primary has sent no authority by which to know it".to_owned());
+            }
         };
         Ok(match (node, lease.over_udp) {
             (Some(node), true) => Carrier::Quic(node),

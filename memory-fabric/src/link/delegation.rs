@@ -10,8 +10,9 @@ use crate::control::{ControlError, ControlStream};
 use crate::homes::NodeId;
 use crate::stream::Carrier;
 use crate::wire::{DelegateRequest, FrameKind, LeaseStatus, Refusal, Token};
-use fabric_identity::Fingerprint;
+use fabric_identity::{Credentials, Fingerprint};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// The use of a lease by another process.
 #[derive(Clone, Debug)]
@@ -20,8 +21,8 @@ pub struct Delegation {
     address: SocketAddr,
     carrier: Carrier,
     request: DelegateRequest,
-    /// The certificate with which it was done last.
-    shown: Option<Fingerprint>,
+    /// With what it was done last: the donor keeps all certificates that the VM has shown.
+    shown: Option<Arc<Credentials>>,
 }
 
 /// What became of a delegation.
@@ -29,7 +30,7 @@ pub struct Delegation {
 pub enum Delegated {
     /// It is as before.
     Same,
-    /// It was done with another certificate of the VM.
+    /// It was done with other certificates of the VM.
     Again,
     /// The lease has ended.
     Ended,
@@ -55,7 +56,7 @@ impl Delegation {
         self.node
     }
 
-    /// Delegates the lease, unless that was done with the certificate that the VM has now.
+    /// Delegates the lease, unless that was done with the certificates that the VM has now.
     ///
     /// # Errors
     ///
@@ -63,11 +64,12 @@ impl Delegation {
     pub fn refresh(&mut self) -> Result<Delegated, ControlError> {
         let shown = match &self.carrier {
             Carrier::Tls(expected) | Carrier::Quic(expected) => {
-                Some(expected.credentials.current().fingerprint())
+                Some(expected.credentials.current())
             }
             Carrier::Tcp | Carrier::Udp(_) => None,
         };
-        if shown.is_some() && self.shown == shown {
+        let is_same = |(now, before)| Arc::ptr_eq(now, before);
+        if shown.as_ref().zip(self.shown.as_ref()).is_some_and(is_same) {
             return Ok(Delegated::Same);
         }
         let mut control = ControlStream::connect_by(self.address, &self.carrier)?;

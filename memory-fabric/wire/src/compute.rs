@@ -226,7 +226,7 @@ impl ComputeLease {
 }
 
 /// Longest certificate of a [`ComputeAuthority`], bytes: of some 500 with the keys of `ssi-hv pki`,
-/// and some 1,400 with RSA keys of 4,096 bits.
+/// and some 1,400 with RSA keys of 4,096 bits and few extensions.
 pub const AUTHORITY_BYTES_MAX: usize = 1900;
 
 /// Longest certificates of all authorities of a process, bytes: two while one replaces the other.

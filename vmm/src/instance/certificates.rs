@@ -7,6 +7,7 @@
 //! Donors let the processes on nodes use leases for as long as they accept the certificate with
 //! which this host has delegated these, so it does that again when it has another one.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -57,30 +58,34 @@ impl ShownBy {
     }
 }
 
-/// Delegates leases again if this host has another certificate. What fails is tried again the next
-/// time; `warned` says whether that was logged.
-fn delegate(delegations: &mut Vec<Delegation>, warned: &mut bool) {
-    let mut failed = false;
-    delegations.retain_mut(|delegation| {
+/// Delegates leases again if this host has other certificates. After one that fails, the others wait
+/// for the next time, and it comes last: a donor that does not answer delays neither them nor the
+/// checks for long. `warned` says whether that was logged.
+fn delegate(delegations: &mut VecDeque<Delegation>, warned: &mut bool) {
+    for _ in 0..delegations.len() {
+        let Some(mut delegation) = delegations.pop_front() else {
+            return;
+        };
         let node = delegation.node();
-        match delegation.refresh() {
-            Ok(Delegated::Same) => true,
+        let refreshed = delegation.refresh();
+        if !matches!(refreshed, Ok(Delegated::Ended)) {
+            delegations.push_back(delegation);
+        }
+        match refreshed {
+            Ok(Delegated::Same | Delegated::Ended) => {}
             Ok(Delegated::Again) => {
                 tracing::info!(%node, "a lease was delegated again, with another certificate");
-                true
             }
-            Ok(Delegated::Ended) => false,
             Err(error) => {
-                failed = true;
-                if !*warned {
+                if !std::mem::replace(warned, true) {
                     let error = describe(&error);
                     tracing::warn!(%node, error, "a lease was not delegated again; it is retried");
                 }
-                true
+                return;
             }
         }
-    });
-    *warned = failed;
+    }
+    *warned = false;
 }
 
 /// Checks certificates until it is dropped, which waits for a connection that it makes.
@@ -94,20 +99,21 @@ impl NodeCertificates {
     /// node that has no valid certificate any more, and the reason; then the checks end.
     pub fn watch(
         mut nodes: Vec<ShownBy>,
-        mut delegations: Vec<Delegation>,
+        delegations: impl IntoIterator<Item = Delegation>,
         credentials: Arc<SharedCredentials>,
         lost: impl Fn(u8, &str) + Send + 'static,
     ) -> io::Result<Self> {
+        let mut delegations: VecDeque<_> = delegations.into_iter().collect();
         let mut warned = false;
         let check = move || {
             credentials.refresh();
-            delegate(&mut delegations, &mut warned);
             for node in &mut nodes {
                 if let Err(why) = node.check(&credentials) {
                     lost(node.place, &why);
                     return ControlFlow::Break(());
                 }
             }
+            delegate(&mut delegations, &mut warned);
             ControlFlow::Continue(())
         };
         let _thread = Intervals::start("certificates", INTERVAL, check)?;

@@ -258,8 +258,7 @@ impl OtherNodes {
         let certificates = watched(&nodes, &lent, shown).map(|(watched, shown)| {
             let (nodes, supervisor) = (Arc::clone(&nodes), Arc::clone(supervisor));
             let lost = Arc::clone(&lost);
-            let delegations = leases.iter().flat_map(NodeLeases::delegations);
-            let delegations = delegations.cloned().collect();
+            let delegations = leases.iter().flat_map(NodeLeases::delegations).cloned();
             NodeCertificates::watch(watched, delegations, shown, move |place, why| {
                 let _ = lost.set(place);
                 supervisor.node_lost(format!("{} is lost: {why}", named(&nodes, place)));
