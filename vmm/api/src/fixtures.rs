@@ -116,6 +116,7 @@ pub fn node_status() -> NodeStatus {
             connections: NodeConnections {
                 waiting: 1,
                 established: 5,
+                resting: 3,
                 buffers: rdma::InUse {
                     in_use: 2 << 20,
                     limit: Some(3 << 30),

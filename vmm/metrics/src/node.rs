@@ -83,6 +83,11 @@ fn add_connections(all: &mut Families, connections: &NodeConnections) {
         states.map(|(state, count)| (vec![("state", state.to_owned())], float(count))),
     );
     all.gauge(
+        "ssi_hv_node_resting_connections",
+        "Of the established connections, those that only renew leases and have no thread of their own.",
+        float(connections.resting),
+    );
+    all.gauge(
         "ssi_hv_node_buffers_bytes",
         "Bytes that the buffers of all connections may occupy.",
         float(connections.buffers.in_use),

@@ -310,6 +310,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_node_rdma_connections", 1.0),
         ("ssi_hv_node_connections{state=\"waiting\"}", 1.0),
         ("ssi_hv_node_connections{state=\"established\"}", 5.0),
+        ("ssi_hv_node_resting_connections", 3.0),
         ("ssi_hv_node_buffers_bytes", 2_097_152.0),
         ("ssi_hv_node_buffers_limit_bytes", 3_221_225_472.0),
         (

@@ -71,6 +71,7 @@ pub fn node_connections(donor: &Donor) -> NodeConnections {
     NodeConnections {
         waiting: count(waiting),
         established: count(established),
+        resting: count(donor.resting()),
         buffers: in_use(donor.buffers()),
         dropped: ConnectionsDropped {
             address: dropped.address.get(),

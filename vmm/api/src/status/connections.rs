@@ -11,6 +11,9 @@ pub struct NodeConnections {
     pub waiting: u64,
     /// Connections of leases.
     pub established: u64,
+    /// Of these, control connections that have no thread of their own.
+    #[serde(default)]
+    pub resting: u64,
     /// Bytes that the buffers of all connections may occupy, and the limit.
     #[serde(default)]
     pub buffers: InUse,
