@@ -31,6 +31,12 @@ impl HandOver {
         }
     }
 
+    /// Whether handing over can pay on this host.
+    #[must_use]
+    pub const fn is_useful(&self) -> bool {
+        self.is_useful
+    }
+
     /// Whether the calling thread shall yield to the one that it woke.
     #[must_use]
     pub fn pays(&self, now: Instant) -> bool {

@@ -201,14 +201,19 @@ impl<P: Peers> Engine<P> {
         loop {
             self.signals.fence.check()?;
             let mut worked = self.serve_halts();
-            worked |= self.serve_faults(&mut faults)?;
-            if self.gives_way_at_once() {
+            let found = self.serve_faults(&mut faults)?;
+            worked |= found;
+            let comes_first = match found {
+                true => self.looks_again(),
+                false => self.gives_way(),
+            };
+            if comes_first {
                 idle_since = None;
                 continue;
             }
             self.flush();
             worked |= self.receive()?;
-            if self.gives_way_at_once() {
+            if self.looks_again() {
                 idle_since = None;
                 continue;
             }
@@ -224,10 +229,6 @@ impl<P: Peers> Engine<P> {
             self.flush_depot();
             self.frames.finish_some_frees()?;
             self.stats.local_pages.set(self.local_pages() as u64);
-            if self.gives_way() {
-                idle_since = None;
-                continue;
-            }
             if worked {
                 self.now = Instant::now();
                 idle_since = None;

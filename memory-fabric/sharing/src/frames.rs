@@ -11,7 +11,7 @@ use fabric_pages::uffd::{EventBuffer, Fault, Mapped, Protection, Uffd};
 
 use crate::Failure;
 
-/// Faults read at once.
+/// Faults read at once where several threads fault.
 const FAULT_BATCH: usize = 32;
 
 static ZEROES: PageBytes = [0; PAGE_SIZE];
@@ -33,6 +33,9 @@ pub(crate) struct Frames {
     memory: Arc<GuestMemory>,
     uffd: Uffd,
     events: EventBuffer,
+    /// For one fault.
+    event: EventBuffer,
+    faulting: Faulting,
     /// Flags of each page.
     flags: Vec<u8>,
     resident: usize,
@@ -41,6 +44,23 @@ pub(crate) struct Frames {
     freed: Vec<PageIndex>,
     /// The bytes of the page that was read last.
     bytes: Box<PageBytes>,
+}
+
+/// The threads that fault. One alone has one fault at a time, and the kernel takes longer to find that
+/// there is no second one than to be asked for one.
+#[derive(Debug, Default)]
+struct Faulting {
+    /// Of the last fault; 0 is an unknown one.
+    thread: u32,
+    /// The last two faults were of one thread.
+    is_one: bool,
+}
+
+impl Faulting {
+    const fn note(&mut self, thread: u32) {
+        self.is_one = thread != 0 && thread == self.thread;
+        self.thread = thread;
+    }
 }
 
 fn failed(call: &'static str, page: PageIndex) -> impl FnOnce(io::Error) -> Failure {
@@ -68,6 +88,8 @@ impl Frames {
             memory,
             uffd,
             events: EventBuffer::new(FAULT_BATCH),
+            event: EventBuffer::new(1),
+            faulting: Faulting::default(),
             flags: vec![0; pages],
             resident: 0,
             leaving: 0,
@@ -86,9 +108,16 @@ impl Frames {
         &mut self,
         found: &mut Vec<(PageIndex, Fault)>,
     ) -> Result<(), Failure> {
-        let memory = &self.memory;
+        let Self {
+            memory, faulting, ..
+        } = self;
+        let events = match faulting.is_one {
+            true => &mut self.event,
+            false => &mut self.events,
+        };
         let mut stray = None;
-        let read = self.uffd.read_faults(&mut self.events, |fault| {
+        let read = self.uffd.read_faults(events, |fault| {
+            faulting.note(fault.thread);
             match memory.page_at(fault.address) {
                 Some(page) => found.push((page, fault)),
                 None => stray = Some(fault.address),
@@ -363,6 +392,20 @@ mod tests {
     use super::*;
 
     const PAGES: u32 = 64;
+
+    #[test]
+    fn faults_are_read_one_by_one_while_one_thread_has_them() {
+        let mut faulting = Faulting::default();
+        let mut is_one = |thread| {
+            faulting.note(thread);
+            faulting.is_one
+        };
+        assert_eq!(
+            [7, 7, 8, 7, 7].map(&mut is_one),
+            [false, true, false, false, true]
+        );
+        assert_eq!([0, 0].map(is_one), [false; 2], "unknown threads");
+    }
 
     #[test]
     fn pages_are_freed_together_but_none_that_came_back() {

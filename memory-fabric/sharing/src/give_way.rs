@@ -6,9 +6,9 @@ use fabric_peers::Peers;
 
 use crate::engine::Engine;
 
-/// Yields in a row after which everything else is looked at. Each is of 100 us at most, or the last
-/// one for a while.
-const SHORT_PASSES_MAX: u32 = 2;
+/// Passes in a row that only serve faults, after which everything else is looked at: about as long as an
+/// unblock may wait. Each may yield, for 100 us at most, or the last time for a while.
+const SHORT_PASSES_MAX: u32 = 4;
 
 /// How long an unblock that nobody is known to wait for can wait for the next request of the thread
 /// that was woken, with which it then leaves: what a thread takes to wake up and fault again. Half of
@@ -20,13 +20,15 @@ const UNBLOCK_WAIT: Duration = Duration::from_micros(25);
 pub(crate) struct GiveWay {
     /// A thread that waited was woken.
     pub(crate) has_woken: bool,
+    /// Faults are read again since then.
+    looks: bool,
     /// What is sent now ends a request that nobody else waits for, as far as this node knows.
     pub(crate) can_wait: bool,
     /// Messages are queued that another node may wait for.
     pub(crate) is_urgent: bool,
     /// Until when the others can wait; `None` while they cannot.
     waits_until: Option<Instant>,
-    /// Passes in a row that ended with a yield before all else was looked at.
+    /// Passes in a row that ended before all else was looked at.
     short_passes: u32,
 }
 
@@ -34,6 +36,7 @@ impl GiveWay {
     pub(crate) const fn new() -> Self {
         Self {
             has_woken: false,
+            looks: false,
             can_wait: false,
             is_urgent: false,
             waits_until: None,
@@ -41,9 +44,18 @@ impl GiveWay {
         }
     }
 
-    /// Whether the CPU is to be given away before all else is looked at.
-    fn is_now(&self) -> bool {
-        self.has_woken && self.short_passes < SHORT_PASSES_MAX
+    /// Whether faults are to be read again before all else is looked at.
+    fn looks_again(&mut self) -> bool {
+        let looks = std::mem::take(&mut self.has_woken) && self.short_passes < SHORT_PASSES_MAX;
+        self.short_passes += u32::from(looks);
+        self.looks = looks;
+        looks
+    }
+
+    /// No faults wait. Returns whether a thread that was woken has not faulted since.
+    fn is_awaited(&mut self) -> bool {
+        let looks = std::mem::take(&mut self.looks);
+        std::mem::take(&mut self.has_woken) || looks
     }
 
     /// All else is looked at.
@@ -51,9 +63,8 @@ impl GiveWay {
         self.short_passes = 0;
     }
 
-    /// The CPU is given away. What waits already waits no longer for that.
+    /// The thread that was woken comes first. What waits already waits no longer for that.
     fn begins(&mut self, now: Instant) {
-        self.short_passes += 1;
         self.waits_until.get_or_insert(now + UNBLOCK_WAIT);
     }
 
@@ -69,16 +80,22 @@ impl GiveWay {
 }
 
 impl<P: Peers> Engine<P> {
-    /// Gives the CPU at once to a thread that was woken: until it runs, nothing else matters as much.
-    /// Not too often in a row: what [`run`](Self::run) looks at besides waits for as many yields.
-    pub(crate) fn gives_way_at_once(&mut self) -> bool {
-        self.give_way.is_now() && self.gives_way()
+    /// Whether faults are to be read again before all else is looked at: the kernel often runs a thread at
+    /// once that is woken on the engine's CPU, and then it has faulted again already. Not too often in a
+    /// row: what [`run`](Self::run) looks at besides waits for that.
+    pub(crate) fn looks_again(&mut self) -> bool {
+        let looks = self.give_way.looks_again() && self.hand_over.is_useful();
+        if looks {
+            self.give_way.begins(self.now);
+            self.flush();
+        }
+        looks
     }
 
-    /// Gives the CPU to a thread that was woken, if there is one and if that pays.
+    /// Gives the CPU to a thread that was woken and has not faulted again, if there is one and if that
+    /// pays: until it runs, nothing else matters as much.
     pub(crate) fn gives_way(&mut self) -> bool {
-        let has_woken = std::mem::take(&mut self.give_way.has_woken);
-        let pays = has_woken && self.hand_over.pays(self.now);
+        let pays = self.give_way.is_awaited() && self.hand_over.pays(self.now);
         if pays {
             self.give_way.begins(self.now);
             self.flush();
@@ -134,17 +151,33 @@ mod tests {
     }
 
     #[test]
-    fn all_else_is_looked_at_now_and_then() {
-        let start = Instant::now();
+    fn a_thread_that_was_woken_gets_the_cpu_unless_it_has_faulted_again() {
         let mut way = GiveWay::new();
-        assert!(!way.is_now(), "nobody was woken");
+        assert!(!way.is_awaited(), "nobody was woken");
+        way.has_woken = true;
+        assert!(way.looks_again());
+        assert!(way.is_awaited(), "it has not faulted again");
+        assert!(!way.is_awaited(), "once");
+        way.passes();
+        way.has_woken = true;
+        assert!(way.looks_again());
+        // It has, and waits for another node.
+        assert!(!way.looks_again());
+        assert!(!way.is_awaited());
+    }
+
+    #[test]
+    fn all_else_is_looked_at_now_and_then() {
+        let mut way = GiveWay::new();
+        assert!(!way.looks_again(), "nobody was woken");
         for _ in 0..SHORT_PASSES_MAX {
             way.has_woken = true;
-            assert!(way.is_now());
-            way.begins(start);
+            assert!(way.looks_again());
         }
-        assert!(!way.is_now());
+        way.has_woken = true;
+        assert!(!way.looks_again());
         way.passes();
-        assert!(way.is_now());
+        way.has_woken = true;
+        assert!(way.looks_again());
     }
 }
