@@ -111,6 +111,8 @@ pub(crate) fn show_end(text: &str) {
 pub(crate) struct Tests {
     pub passed: usize,
     pub failed: Vec<String>,
+    /// Names, and how they panicked first.
+    pub panics: Vec<(String, String)>,
     /// Names and reasons.
     pub skipped: Vec<(String, String)>,
     /// Executions of fuzz targets.
@@ -121,7 +123,10 @@ impl Tests {
     /// Adds the results to the summary; `log` has the complete output.
     pub fn add_to(self, summary: &mut Summary, log: &str) {
         for test in self.failed {
-            summary.add_silently(&test, Outcome::Failed(format!("see {log}")));
+            let mut panics = self.panics.iter();
+            let why = panics.find(|(name, _)| *name == test);
+            let why = why.map_or_else(String::new, |(_, why)| format!("{why}; "));
+            summary.add_silently(&test, Outcome::Failed(format!("{why}see {log}")));
         }
         summary.add_passed(self.passed);
         for (test, reason) in self.skipped {
@@ -135,7 +140,14 @@ impl Tests {
     pub fn parse(text: &str) -> Self {
         let mut tests = Self::default();
         let mut printing = "a test";
+        let mut panicked_at = None;
         for line in text.lines() {
+            // The reason is on the next line.
+            if let Some(place) = panicked_at.take() {
+                let why = format!("panicked at {place} {line}");
+                tests.panics.push((printing.to_owned(), why));
+            }
+            panicked_at = line.split_once(" panicked at ").map(|(_, place)| place);
             // "---- name stdout ----" precedes the output of a test.
             if let Some(name) = line
                 .strip_prefix("---- ")
@@ -186,10 +198,12 @@ mod tests {
     fn passed_failed_ignored_and_skipped_tests_are_told_apart() {
         let text = "running 5 tests\ntest a::one ... ok\ntest a::two ... ok\ntest b ... FAILED\n\
                     test c ... ignored, slow\ntest d ... ok\n\nsuccesses:\n\n---- a::two stdout ----\n\
-                    SKIPPED: no /dev/kvm\nFUZZED: rtc, 12 executions\nFUZZED: rng, 30 executions\n\nsuccesses:\n    a::one\n\ntest result: FAILED. 3 passed\n";
+                    SKIPPED: no /dev/kvm\nFUZZED: rtc, 12 executions\nFUZZED: rng, 30 executions\n\nsuccesses:\n    a::one\n\n\
+                    failures:\n\n---- b stdout ----\n\nthread 'b' (7) panicked at b.rs:1:2:\nno bytes\n\ntest result: FAILED. 3 passed\n";
         let expected = Tests {
             passed: 2,
             failed: vec!["b".into()],
+            panics: vec![("b".into(), "panicked at b.rs:1:2: no bytes".into())],
             skipped: vec![
                 ("c".into(), "ignored, slow".into()),
                 ("a::two".into(), "no /dev/kvm".into()),

@@ -167,9 +167,11 @@ impl TestBinary {
             Some(status) => Some(status.to_string()),
             None => Some(format!("not within {} minutes", DEADLINE.as_secs() / 60)),
         };
-        if wrong.is_some() {
+        let wrong = wrong.map(|wrong| {
             show_end(&text);
-        }
+            let last = text.lines().rfind(|line| !line.trim().is_empty());
+            format!("{wrong}, after `{}`", last.unwrap_or_default())
+        });
         Ok(Ended { tests, wrong, log })
     }
 }
@@ -325,7 +327,8 @@ mod tests {
             panic!("{ended:?}")
         };
         assert_eq!((broken.tests.passed, good.tests.passed), (1, 1));
-        assert_eq!(broken.wrong.as_deref(), Some("exit status: 3"));
+        let why = "exit status: 3, after `test b ... ok`";
+        assert_eq!(broken.wrong.as_deref(), Some(why));
         assert_eq!(good.wrong, None);
         let log = std::fs::read_to_string(&good.log).unwrap();
         let here = dir.path().canonicalize().unwrap();
@@ -378,6 +381,9 @@ for name; do echo "test $name ... ok"; done"#;
             ..script(dir.path(), "silent", text)
         };
         let ended = run_all(binary.modules(dir.path()).unwrap(), 1, dir.path()).unwrap();
-        assert_eq!(ended[0].1.wrong.as_deref(), Some("ran 0 of 1 tests"));
+        assert_eq!(
+            ended[0].1.wrong.as_deref(),
+            Some("ran 0 of 1 tests, after ``")
+        );
     }
 }

@@ -218,7 +218,9 @@ fn flooded(addresses: usize, credentials: bool) {
     thread::spawn(move || {
         for event in events {
             if let FabricEvent::Link(LinkEvent::Lost { reason, .. }) = event {
-                eprintln!("the VM has lost the node that is flooded: {reason}");
+                // What `eprintln!` writes is kept for the end of the test, which does not come.
+                let text = format!("the VM has lost the node that is flooded: {reason}\n");
+                let _ = std::io::stderr().write_all(text.as_bytes());
                 // Nothing is dropped.
                 let _ = kill_process(pid, Signal::KILL);
                 std::process::abort();
