@@ -14,13 +14,19 @@
 //! peer with on-demand paging reports it while it allocates a page, which takes as long as its
 //! kernel takes: `NOT_READY_RETRIES_PAGING` is unlimited, and the lane's own deadline ends the
 //! retries. A WRITE that notifies needs a receive request: its sender counts those that are left.
+//!
+//! # WRITEs that carry their bytes
+//!
+//! An adapter reads the bytes of a WRITE from memory after it has taken the request. A few bytes fit
+//! into the request itself, which saves that read (`IBV_SEND_INLINE`). How many fit is decided when
+//! the queue pair is created: [`Depths::inline_bytes`] are asked for.
 
 use super::abi::{
     ibv_gid, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge,
     ibv_wr_opcode, rdma_t,
 };
-use super::batch::{Batch, Verb};
+use super::batch::{Batch, Request, Verb};
 use super::device::{LinkLayer, Mtu, Route};
 use super::endpoint::{Endpoint, NUMBER_MAX};
 use super::library::verbs;
@@ -33,10 +39,17 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+mod state;
+
+pub use state::PairState;
+
 /// Pause before a retry to a peer that is not ready: code 12 is 0.64 ms.
 const NOT_READY_TIMER: u8 = 12;
 /// Hop limit of packets.
 const HOPS_MAX: u8 = 64;
+
+/// Fewer bytes in a request are not worth another try.
+const INLINE_BYTES_LEAST: u32 = 32;
 
 /// How many requests a queue pair takes.
 #[derive(Clone, Copy, Debug)]
@@ -45,43 +58,8 @@ pub struct Depths {
     pub requests: usize,
     /// Receive requests, each for one WRITE of the peer that notifies.
     pub receives: usize,
-}
-
-/// The used states of a queue pair.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum PairState {
-    /// Newly created.
-    Reset,
-    /// It has its port and rights.
-    Init,
-    /// It knows the peer, and answers its requests.
-    ReadyToReceive,
-    /// It also sends requests.
-    ReadyToSend,
-    /// It failed or was ended: outstanding requests complete with an error.
-    Error,
-}
-
-impl PairState {
-    /// Returns whether a transition between two states is valid.
-    #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
-        use PairState::*;
-        matches!(
-            (self, next),
-            (Reset, Init) | (Init, ReadyToReceive) | (ReadyToReceive, ReadyToSend) | (_, Error)
-        )
-    }
-
-    fn to_verbs(self) -> ibv_qp_state::Type {
-        match self {
-            Self::Reset => ibv_qp_state::IBV_QPS_RESET,
-            Self::Init => ibv_qp_state::IBV_QPS_INIT,
-            Self::ReadyToReceive => ibv_qp_state::IBV_QPS_RTR,
-            Self::ReadyToSend => ibv_qp_state::IBV_QPS_RTS,
-            Self::Error => ibv_qp_state::IBV_QPS_ERR,
-        }
-    }
+    /// WRITEs of up to so many bytes carry them, or of as many as the adapter takes.
+    pub inline_bytes: u16,
 }
 
 /// One end of a reliable connection.
@@ -123,6 +101,7 @@ impl QueuePair {
         let depths = Depths {
             requests,
             receives: 1,
+            inline_bytes: 0,
         };
         Self::with_depths(domain, queue, route, depths, access, peer)
     }
@@ -136,19 +115,18 @@ impl QueuePair {
         access: Access,
         peer: &str,
     ) -> Result<Self, RdmaError> {
-        let Depths { requests, receives } = depths;
         let device = domain.device();
         let share = device.resources().queue_pairs.take()?;
         let packet_number =
             random_packet_number().map_err(|error| RdmaError::System("get random bytes", error))?;
-        let mut attributes = ibv_qp_init_attr {
+        let attributes = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: queue.as_ptr(),
             recv_cq: queue.as_ptr(),
             srq: ptr::null_mut(),
             cap: ibv_qp_cap {
-                max_send_wr: u32::try_from(requests).expect("a small constant"),
-                max_recv_wr: u32::try_from(receives).expect("a small constant"),
+                max_send_wr: u32::try_from(depths.requests).expect("a small constant"),
+                max_recv_wr: u32::try_from(depths.receives).expect("a small constant"),
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 max_inline_data: 0,
@@ -156,12 +134,18 @@ impl QueuePair {
             qp_type: ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queue are valid, and are kept for the lifetime of the pair.
-        let pair =
-            NonNull::new(unsafe { (verbs().ibv_create_qp)(domain.as_ptr(), &raw mut attributes) });
-        let pair = pair.ok_or_else(|| {
+        let created = with_inline(depths.inline_bytes.into(), |bytes| {
+            let mut attributes = attributes;
+            attributes.cap.max_inline_data = bytes;
+            // SAFETY: domain and queue are valid, and are kept for the lifetime of the pair.
+            let pair = unsafe { (verbs().ibv_create_qp)(domain.as_ptr(), &raw mut attributes) };
+            let pair = NonNull::new(pair).ok_or_else(io::Error::last_os_error)?;
+            // Adapters may give more than they are asked for.
+            Ok((pair, attributes.cap.max_inline_data))
+        });
+        let (pair, inline_bytes) = created.map_err(|error| {
             let on = format!("{} to {peer}", device.name());
-            failed("ibv_create_qp", &on, io::Error::last_os_error())
+            failed("ibv_create_qp", &on, error)
         })?;
         // SAFETY: the pair is valid, and its number does not change.
         let number = unsafe { pair.as_ref().qp_num };
@@ -173,7 +157,7 @@ impl QueuePair {
             reads_answered: device.limits().reads_answered,
             reads_sent: device.limits().reads_sent,
             connected: None,
-            chain: Chain::new(requests),
+            chain: Chain::new(depths.requests, inline_bytes),
             on: format!("queue pair {number} of {} to {peer}", device.name()),
             _queue: Arc::clone(queue),
             domain: Arc::clone(domain),
@@ -369,10 +353,12 @@ struct Chain {
     orders: Box<[ibv_send_wr]>,
     /// The memory of each request.
     parts: Box<[ibv_sge]>,
+    /// WRITEs of up to so many bytes carry them.
+    inline_bytes: u32,
 }
 
 impl Chain {
-    fn new(entries: usize) -> Self {
+    fn new(entries: usize, inline_bytes: u32) -> Self {
         // SAFETY: structures of numbers and pointers, for which zero is a valid value.
         let order = || unsafe { std::mem::zeroed() };
         let mut orders = Vec::with_capacity(entries);
@@ -385,6 +371,7 @@ impl Chain {
         Self {
             orders: orders.into_boxed_slice(),
             parts: vec![part; entries].into_boxed_slice(),
+            inline_bytes,
         }
     }
 
@@ -411,21 +398,16 @@ impl Chain {
             };
             // SAFETY: as above.
             unsafe { part.write(place) };
-            (order.opcode, order.send_flags) = match request.verb {
-                Verb::Read => (
-                    ibv_wr_opcode::IBV_WR_RDMA_READ,
-                    ibv_send_flags::IBV_SEND_SIGNALED.0,
-                ),
-                Verb::Write => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0),
+            order.opcode = match request.verb {
+                Verb::Read => ibv_wr_opcode::IBV_WR_RDMA_READ,
+                Verb::Write => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
                 Verb::Notify(value) => {
                     let immediate = &mut order.imm_data_invalidated_rkey_union;
                     immediate.imm_data = value.to_be();
-                    (
-                        ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-                        ibv_send_flags::IBV_SEND_SIGNALED.0,
-                    )
+                    ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
                 }
             };
+            order.send_flags = self.flags(&request);
             order.wr_id = request.id;
             order.wr.rdma = rdma_t {
                 remote_addr: request.remote,
@@ -440,6 +422,18 @@ impl Chain {
             };
         }
         orders
+    }
+
+    fn flags(&self, request: &Request) -> u32 {
+        let mut flags = match request.verb {
+            Verb::Read | Verb::Notify(_) => ibv_send_flags::IBV_SEND_SIGNALED.0,
+            Verb::Write => 0,
+        };
+        let bytes = request.place.bytes;
+        if request.verb != Verb::Read && bytes > 0 && bytes <= self.inline_bytes {
+            flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        flags
     }
 }
 
@@ -456,6 +450,23 @@ impl Drop for QueuePair {
         if let Err(error) = check("ibv_destroy_qp", &self.on, result) {
             self.domain.keep_memory_unused();
             tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Creates a queue pair whose WRITEs carry up to `asked` bytes, or as many as the adapter takes: it
+/// refuses more, and says nowhere how many. `create` returns how many the new pair takes.
+fn with_inline<T>(
+    asked: u32,
+    mut create: impl FnMut(u32) -> io::Result<(T, u32)>,
+) -> io::Result<(T, u32)> {
+    let mut bytes = asked;
+    loop {
+        match create(bytes) {
+            Ok((pair, given)) => return Ok((pair, given.min(asked))),
+            Err(error) if bytes == 0 => return Err(error),
+            Err(_) if bytes < INLINE_BYTES_LEAST => bytes = 0,
+            Err(_) => bytes /= 2,
         }
     }
 }

@@ -18,6 +18,12 @@ pub const NOT_READY_RETRIES_PAGING: u8 = 7;
 /// Limit of a service level, which has four bits.
 pub const SERVICE_LEVEL_MAX: u8 = 15;
 
+/// WRITEs of up to so many bytes carry them. The messages of nodes fit, and SoftRoCE (512 bytes) and
+/// adapters with `mlx5` take as many.
+pub const INLINE_BYTES: u16 = 220;
+/// Limit of that. Requests have room for it, whether it is used or not.
+pub const INLINE_BYTES_MAX: u16 = 1024;
+
 /// How a thread waits for completions.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Waiting {
@@ -70,6 +76,8 @@ pub struct Settings {
     pub retries: Retries,
     /// Limit of outstanding requests of a connection; `None` for as many as a transport has.
     pub depth: Option<u16>,
+    /// Limit of bytes that a WRITE carries; `None` for [`INLINE_BYTES`], 0 for none.
+    pub inline_bytes: Option<u16>,
     /// Size of the buffer for prefetched pages, in pages; `None` for the default.
     pub staging_pages: Option<usize>,
     /// How threads wait for completions.

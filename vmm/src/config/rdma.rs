@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use memory_fabric::rdma::settings::{Retries, SERVICE_LEVEL_MAX, TIMEOUT_EXPONENTS};
+use memory_fabric::rdma::settings::{
+    INLINE_BYTES_MAX, Retries, SERVICE_LEVEL_MAX, TIMEOUT_EXPONENTS,
+};
 use memory_fabric::rdma::{DeviceChoice, Mtu, Settings, Waiting};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -13,7 +15,7 @@ use super::gids::GidList;
 use crate::size::ByteSize;
 
 /// The keys.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "device",
     "port",
     "gid-index",
@@ -22,6 +24,7 @@ const KEYS: [&str; 13] = [
     "service-level",
     "traffic-class",
     "depth",
+    "inline",
     "staging",
     "timeout",
     "retries",
@@ -125,6 +128,7 @@ impl RdmaArg {
             "service-level" => all.service_level = small(0, SERVICE_LEVEL_MAX)?,
             "traffic-class" => all.traffic_class = small(0, u8::MAX)?,
             "depth" => all.depth = Some(number(1, DEPTH_MAX)?),
+            "inline" => all.inline_bytes = Some(number(0, INLINE_BYTES_MAX)?),
             "staging" => all.staging_pages = Some(staging(given).map_err(wrong)?),
             "timeout" => {
                 let (min, max) = TIMEOUT_EXPONENTS;
@@ -244,8 +248,8 @@ mod tests {
     #[test]
     fn every_key_is_set_and_printed_again() {
         let text = "device=mlx5_0,port=2,gid-index=3,mtu=1024,partition=0x8001,service-level=5,\
-                    traffic-class=106,depth=32,staging=4M,timeout=12,retries=3,completion=poll,\
-                    peers=10.78.0.2+fe80::1";
+                    traffic-class=106,depth=32,inline=64,staging=4M,timeout=12,retries=3,\
+                    completion=poll,peers=10.78.0.2+fe80::1";
         let arg: RdmaArg = text.parse().expect("settings");
         assert_eq!(arg.to_string(), text);
         let expected = Settings {
@@ -262,6 +266,7 @@ mod tests {
                 not_ready: 3,
             },
             depth: Some(32),
+            inline_bytes: Some(64),
             staging_pages: Some(1024),
             waiting: Waiting::Poll,
             peers: ["10.78.0.2", "fe80::1"]
@@ -308,6 +313,8 @@ mod tests {
                 "depth=0 does not exist; write a number from 1 to 64",
             ),
             ("depth=65", "write a number from 1 to 64"),
+            ("inline=1025", "write a number from 0 to 1024"),
+            ("inline=-1", "write a number from 0 to 1024"),
             ("port=0", "write a number from 1 to 255"),
             ("gid-index=256", "write a number from 0 to 255"),
             ("partition=7", "write a P_Key from 0x1 to 0xffff"),

@@ -12,7 +12,7 @@ use fabric_verbs::device::Device;
 use fabric_verbs::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 use fabric_verbs::pair::{Depths, QueuePair};
 use fabric_verbs::queue::{CompletionQueue, Taken};
-use fabric_verbs::settings::{Retries, Settings};
+use fabric_verbs::settings::{INLINE_BYTES, Retries, Settings};
 
 use super::offer::Offer;
 use super::{
@@ -88,6 +88,7 @@ impl End {
         let depths = Depths {
             requests: REQUESTS,
             receives: RECEIVES,
+            inline_bytes: settings.inline_bytes.unwrap_or(INLINE_BYTES),
         };
         let access = Access::RemoteWrite;
         let mut pair = QueuePair::with_depths(&domain, &queue, &route, depths, access, peer)?;

@@ -29,6 +29,8 @@ pub struct Depths {
     pub requests: usize,
     /// Receive requests.
     pub receives: usize,
+    /// WRITEs of up to so many bytes carry them.
+    pub inline_bytes: u16,
 }
 
 /// One end of a reliable connection.
