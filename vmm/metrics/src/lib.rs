@@ -4,14 +4,16 @@
 //! histograms. `docs/metrics.md` lists every metric; tests compare it, the example dashboard and
 //! the example alert rules with this code.
 
+mod donors;
 mod families;
 mod node;
 mod replicas;
 mod shared;
 mod vm;
 
+pub use donors::DonorTimes;
 pub use shared::NodeTimes;
-pub use vm::{DonorTimes, FaultTimes, starting, vm};
+pub use vm::{FaultTimes, starting, vm};
 
 pub use node::node;
 

@@ -42,10 +42,11 @@ fn times(kind: &'static str, stage: Option<&'static str>) -> FaultTimes {
 
 fn vm_text(status: &VmStatus) -> String {
     let times = [times("remote", None), times("remote", Some("fetch"))];
-    let donors = [DonorTimes {
-        node: 2,
-        fetch: vec![(12.0, 3), (40.0, 1)],
-    }];
+    let of_donor = |node, fetch, write| DonorTimes { node, fetch, write };
+    let donors = [
+        of_donor(1, vec![(80.0, 2)], Vec::new()),
+        of_donor(2, vec![(12.0, 3), (40.0, 1)], vec![(25.0, 2), (900.0, 5)]),
+    ];
     vm(status, &times, &donors, &[])
 }
 
@@ -244,6 +245,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ),
         ("ssi_hv_donor_fetch_seconds_count{node=\"2\"}", 4.0),
         ("ssi_hv_donor_rdma_failures_total{node=\"2\"}", 1.0),
+        ("ssi_hv_donor_rdma_write_seconds_count{node=\"2\"}", 7.0),
         (
             "ssi_hv_rdma_resources{device=\"rxe0\",resource=\"queue_pairs\"}",
             4.0,
@@ -254,6 +256,7 @@ fn values_are_those_of_the_status_in_base_units() {
     // The compute node is not a donor, and a donor that has served nothing has no count.
     assert!(!text.contains("node=\"0\""));
     assert!(!text.contains("ssi_hv_donor_faults_total{node=\"2\"}"));
+    assert!(!text.contains("ssi_hv_donor_rdma_write_seconds_count{node=\"1\"}"));
     let text = nodes_text();
     for (series, expected) in [
         ("ssi_hv_compute_info{node=\"0\",address=\"here\"}", 1.0),

@@ -1,5 +1,6 @@
 //! Metrics of a VM.
 
+use super::donors::{self, DonorTimes, each, node_label};
 use super::families::{Families, Labels, flag, float};
 use super::replicas;
 use super::shared::{self, NodeTimes};
@@ -17,15 +18,6 @@ pub struct FaultTimes {
     pub stage: Option<&'static str>,
     /// The distribution of durations.
     pub times: Distribution,
-}
-
-/// Durations of the requests to one donor.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DonorTimes {
-    /// The donor.
-    pub node: u32,
-    /// From the request for a page that a vCPU waits for until its answer.
-    pub fetch: Distribution,
 }
 
 const STATES: [(VmState, &str); 4] = [
@@ -60,13 +52,7 @@ pub fn vm(
     add_memory(&mut all, status);
     add_faults(&mut all, times);
     add_donors(&mut all, &status.nodes);
-    all.histograms(
-        "ssi_hv_donor_fetch_seconds",
-        "How long pages took that vCPUs waited for, from the request until the answer.",
-        donors
-            .iter()
-            .map(|of| (vec![("node", of.node.to_string())], &of.fetch)),
-    );
+    donors::add_times(&mut all, donors);
     shared::add(&mut all, status, nodes);
     add_rate_limits(&mut all, &status.rate_limits);
     all.add_certificate(status.certificate_not_after);
@@ -323,20 +309,6 @@ fn add_faults(all: &mut Families, times: &[FaultTimes]) {
     );
 }
 
-fn node_label(now: &NodeNow) -> (&'static str, String) {
-    ("node", now.node.id.to_string())
-}
-
-/// Creates a sample for each donor that has this value.
-fn each<'a, T>(
-    donors: &'a [&NodeNow],
-    value: impl Fn(&NodeNow) -> Option<T> + 'a,
-) -> impl Iterator<Item = (Labels, T)> + 'a {
-    donors
-        .iter()
-        .filter_map(move |now| Some((vec![node_label(now)], value(now)?)))
-}
-
 fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
     let is_donor = |now: &&NodeNow| now.node.role == Role::Donor;
     let donors: Vec<&NodeNow> = nodes.iter().filter(is_donor).collect();
@@ -375,7 +347,7 @@ fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
     );
     add_links(all, &donors);
     add_traffic(all, &donors);
-    add_donors_rdma(all, &donors);
+    donors::add_rdma(all, &donors);
 }
 
 /// Returns the speed of the path to a donor while it has a link; the measurement of a donor that
@@ -467,32 +439,4 @@ fn add_traffic(all: &mut Families, donors: &[&NodeNow]) {
         "Pages that were sent as fewer bytes, zero pages included.",
         of(|class| class.pages_compressed),
     );
-}
-
-fn add_donors_rdma(all: &mut Families, donors: &[&NodeNow]) {
-    for (name, help, value) in [
-        (
-            "ssi_hv_donor_rdma_pages_read_total",
-            "Pages fetched by RDMA READ.",
-            (|rdma| rdma.pages_read) as fn(&ssi_hv_api::report::RdmaUsed) -> u64,
-        ),
-        (
-            "ssi_hv_donor_rdma_pages_written_total",
-            "Pages written back by RDMA WRITE.",
-            |rdma| rdma.pages_written,
-        ),
-        (
-            "ssi_hv_donor_rdma_connections_total",
-            "RDMA connections made.",
-            |rdma| rdma.connections,
-        ),
-        (
-            "ssi_hv_donor_rdma_failures_total",
-            "Of these, connections that failed: pages continued over TCP.",
-            |rdma| rdma.failures,
-        ),
-    ] {
-        let samples = each(donors, move |now| now.node.rdma.as_ref().map(value));
-        all.counters(name, help, samples);
-    }
 }

@@ -28,15 +28,17 @@ pub fn of_vm(instance: &Arc<Instance>, _: &[u8]) -> Answer {
     text(CONTENT_TYPE, metrics)
 }
 
-/// Returns the times of each donor that has served a fault.
+/// Returns the times of each donor.
 fn donor_times(booted: &BootedVm) -> Vec<DonorTimes> {
     let donors = booted.view.nodes().into_iter().skip(1);
     let donors = donors.zip(booted.view.stats().donors.iter());
-    let times = donors.map(|(donor, stats)| DonorTimes {
+    let times = donors.zip(booted.view.rdma());
+    let times = times.map(|((donor, stats), rdma)| DonorTimes {
         node: donor.id.0.into(),
         fetch: distribution(&stats.fetch),
+        write: rdma.map_or_else(Vec::new, |rdma| distribution(&rdma.write)),
     });
-    times.filter(|times| !times.fetch.is_empty()).collect()
+    times.collect()
 }
 
 fn node_times(booted: &BootedVm) -> Vec<NodeTimes> {

@@ -1,6 +1,7 @@
 //! The transport over a lane that tests hold in their hands, with TCP to a real donor beside it.
 
 mod held;
+mod times;
 
 use super::*;
 use crate::donor::pool::{Lease, SessionKind};

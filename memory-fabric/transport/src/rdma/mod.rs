@@ -14,6 +14,7 @@ pub mod messages;
 pub mod port;
 pub mod probe;
 mod transport;
+mod write_times;
 
 pub use connection::{Lane, LaneConfig, NewLane};
 pub use fabric_verbs::device::Device;

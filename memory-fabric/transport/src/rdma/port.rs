@@ -2,7 +2,7 @@
 
 use super::RdmaError;
 use crossbeam_channel::{Receiver, Sender};
-use fabric_host::metrics::Counter;
+use fabric_host::metrics::{Counter, Histogram};
 use fabric_pages::page::PageBytes;
 use fabric_verbs::device::Route;
 use fabric_verbs::endpoint::Endpoint;
@@ -10,6 +10,7 @@ use fabric_verbs::settings::{Retries, Waiting};
 use fabric_wire::TrafficClass;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Reads and writes pages of a lease without its donor's CPU.
 pub trait PageLane: Send + std::fmt::Debug {
@@ -69,6 +70,8 @@ pub struct RdmaStats {
     pub pages_read: Counter,
     /// Pages written back by WRITE.
     pub pages_written: Counter,
+    /// From posting these WRITEs to the completion of their flush.
+    pub write: Histogram,
     /// Connections established.
     pub connections: Counter,
     /// Connections that failed.
@@ -151,8 +154,11 @@ impl LanePort {
         self.stats.pages_read.add(pages.into());
     }
 
-    /// Counts a page that was written back.
-    pub fn note_written(&self) {
+    /// Counts a page that was written back, and how long that took.
+    pub fn note_written(&self, time: Option<Duration>) {
         self.stats.pages_written.increment();
+        if let Some(time) = time {
+            self.stats.write.record(time);
+        }
     }
 }

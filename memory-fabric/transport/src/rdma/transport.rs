@@ -16,11 +16,13 @@
 
 use super::RdmaError;
 use super::port::{LanePort, PageLane};
+use super::write_times::WriteTimes;
 use crate::tcp::TcpTransport;
 use crate::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::RUN_PAGES_MAX;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Number of WRITEs after which they are posted: the first travel while others are copied, and with
 /// SoftRoCE, whose adapter is the posting thread, faults are served in between.
@@ -43,6 +45,7 @@ pub struct RdmaTransport {
     waiting: VecDeque<u16>,
     /// WRITEs that were added and not posted yet.
     unposted_writes: usize,
+    write_times: WriteTimes,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +84,7 @@ impl RdmaTransport {
             free: (0..most).rev().collect(),
             waiting: VecDeque::with_capacity(IN_FLIGHT_MAX),
             unposted_writes: 0,
+            write_times: WriteTimes::new(),
         }
     }
 
@@ -130,6 +134,8 @@ impl RdmaTransport {
             return;
         };
         self.waiting.clear();
+        self.unposted_writes = 0;
+        self.write_times.clear();
         let is_write = |request: &Request| request.kind == RequestKind::Write;
         if self.requests.iter().flatten().any(is_write) {
             self.tcp.post_fence();
@@ -158,13 +164,17 @@ impl RdmaTransport {
         };
         let (requests, free) = (&mut self.requests, &mut self.free);
         let (port, tcp) = (&self.port, &self.tcp);
+        let (write_times, mut now) = (&mut self.write_times, None);
         lane.poll(&mut |number, bytes| {
             let request = requests[usize::from(number)].take();
             let request = request.expect("a request of ours");
             free.push(number);
             tcp.note_progress();
             match request.kind {
-                RequestKind::Write => port.note_written(),
+                RequestKind::Write => {
+                    let now = *now.get_or_insert_with(Instant::now);
+                    port.note_written(write_times.complete(now));
+                }
                 _ => port.note_read(request.pages()),
             }
             complete(match request.kind {
@@ -177,7 +187,19 @@ impl RdmaTransport {
             });
         })?;
         self.place_waiting();
-        self.lane.as_mut().map_or(Ok(()), |lane| lane.post())
+        self.post_lane()
+    }
+
+    /// Posts what was added to the lane.
+    fn post_lane(&mut self) -> Result<(), RdmaError> {
+        let Some(lane) = &mut self.lane else {
+            return Ok(());
+        };
+        let writes = std::mem::take(&mut self.unposted_writes);
+        if writes > 0 {
+            self.write_times.post(writes, Instant::now());
+        }
+        lane.post()
     }
 }
 
@@ -257,10 +279,7 @@ impl PageTransport for RdmaTransport {
     }
 
     fn flush(&mut self) {
-        self.unposted_writes = 0;
-        if let Some(lane) = &mut self.lane
-            && let Err(why) = lane.post()
-        {
+        if let Err(why) = self.post_lane() {
             self.fail_over(why);
         }
         self.tcp.flush();
