@@ -14,7 +14,8 @@
 //! looked at.
 //!
 //! - [`RingPort`] is what an adapter does for one end; [`verbs`] is the real one;
-//! - [`RingStream`] has the rules, and neither adapter nor clock.
+//! - [`RingStream`] has the rules and no adapter; nothing in them depends on its clock, which only
+//!   measures how long WRITEs take.
 
 mod closer;
 mod credit;

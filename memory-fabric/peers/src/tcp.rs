@@ -122,8 +122,10 @@ impl TcpPeers {
         };
         let links = (0..bounds.members).map(link).collect();
         let key = hmac::Key::new(hmac::HMAC_SHA256, &config.secret.0);
-        let upgrades = config.rdma.as_ref().map(Upgrades::new).transpose()?;
-        let upgrades = upgrades.map(Arc::new);
+        let paths = Arc::<Paths>::default();
+        let upgrades = config.rdma.as_ref();
+        let upgrades = upgrades.map(|rdma| Upgrades::new(rdma, &paths.ring_writes));
+        let upgrades = upgrades.transpose()?.map(Arc::new);
         let mut credentials = Credentials::new(&config, key);
         credentials.upgrades.clone_from(&upgrades);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -136,7 +138,7 @@ impl TcpPeers {
             links,
             grace: config.grace,
             upgrades,
-            paths: Arc::default(),
+            paths,
             refused: None,
             notices: Seldom::notices(),
             quick: 0,

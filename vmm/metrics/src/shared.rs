@@ -16,6 +16,8 @@ pub struct NodeTimes {
     pub requests: Distribution,
     /// How long it held pages.
     pub holds: Distribution,
+    /// How long its RDMA WRITEs to other nodes took; empty without RDMA.
+    pub ring_writes: Distribution,
 }
 
 const STATES: [(VcpuState, &str); 6] = [
@@ -121,6 +123,12 @@ pub(super) fn add(all: &mut Families, status: &VmStatus, times: &[NodeTimes]) {
         "ssi_hv_compute_hold_seconds",
         "How long pages were held for their vCPU.",
         of(|times| &times.holds),
+    );
+    let by_rdma = times.iter().filter(|of| !of.ring_writes.is_empty());
+    all.histograms(
+        "ssi_hv_compute_rdma_write_seconds",
+        "How long RDMA WRITEs to other nodes took, from posting them until their completion.",
+        by_rdma.map(|of| (vec![label(of.node)], &of.ring_writes)),
     );
 }
 

@@ -56,6 +56,7 @@ fn nodes_text() -> String {
         node,
         requests: vec![(9.9, 3), (63.0, 2)],
         holds: vec![(63.0, 1)],
+        ring_writes: (0..node).map(|_| (31.0, 3)).collect(),
     };
     let nodes = [0, 1].map(of_node);
     vm(&status_of_nodes(), &[times("remote", None)], &[], &nodes)
@@ -299,12 +300,14 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_compute_merged_tables{node=\"0\"}", 19.0),
         ("ssi_hv_compute_request_seconds_count{node=\"1\"}", 5.0),
         ("ssi_hv_compute_hold_seconds_count{node=\"1\"}", 1.0),
+        ("ssi_hv_compute_rdma_write_seconds_count{node=\"1\"}", 3.0),
     ] {
         assert!((value(&text, series) - expected).abs() < 1e-12, "{series}");
     }
     assert!(!text.contains("ssi_hv_donor_"), "no node is a donor");
     assert!(!text.contains("ssi_hv_compute_round_trip_seconds{node=\"0\"}"));
     assert!(!text.contains("_clock_offset_seconds{node=\"0\"}"));
+    assert!(!text.contains("rdma_write_seconds_count{node=\"0\"}"));
     let text = node_text();
     for (series, expected) in [
         ("ssi_hv_node_lent_bytes", 67_108_864.0),

@@ -78,6 +78,9 @@ pub struct Observed {
     pub holds: Distribution,
     /// How long requests took.
     pub requests: Distribution,
+    /// How long its RDMA WRITEs to other nodes took.
+    #[serde(default)]
+    pub ring_writes: Distribution,
     /// The pages that it got most often.
     pub hottest: Vec<HotPageHere>,
     /// Its vCPUs, each with the page that it waits for.
@@ -178,6 +181,7 @@ impl Observed {
             transfers: transfers(stats, &hold, &request),
             holds: distribution(&stats.hold),
             requests: distribution(&stats.request),
+            ring_writes: distribution(&watched.paths.ring_writes),
             hottest: hottest(stats),
             vcpus: vcpus.iter().map(|vcpu| vcpu_now(stats, *vcpu)).collect(),
             round_trip_us: None,
@@ -271,6 +275,7 @@ impl Reporter for SharingReporter {
             // Its longest parts, which grow with the number of different values.
             observed.holds.clear();
             observed.requests.clear();
+            observed.ring_writes.clear();
             bytes = serde_json::to_vec(&observed).unwrap_or_default();
         }
         bytes
@@ -337,6 +342,7 @@ mod tests {
         stats.merged_tables.set(1);
         stats.hold.record(Duration::from_micros(5));
         stats.request.record(Duration::from_micros(5));
+        watched.paths.ring_writes.record(Duration::from_micros(7));
         let observed = Observed::now(&watched, &[]);
         let after = serde_json::to_value(observed.transfers).expect("JSON");
         let fields = before.as_object().expect("an object");
@@ -345,6 +351,7 @@ mod tests {
             assert_ne!(after[name], *value, "{name}");
         }
         assert_eq!((observed.holds.len(), observed.requests.len()), (1, 1));
+        assert_eq!(observed.ring_writes.len(), 1);
     }
 
     #[test]

@@ -46,10 +46,12 @@ fn node_times(booted: &BootedVm) -> Vec<NodeTimes> {
         return Vec::new();
     };
     let times = reported.requests.into_iter().zip(reported.holds);
-    let times = (0..).zip(times).map(|(node, (requests, holds))| NodeTimes {
+    let times = (0..).zip(times).zip(reported.ring_writes);
+    let times = times.map(|((node, (requests, holds)), ring_writes)| NodeTimes {
         node,
         requests,
         holds,
+        ring_writes,
     });
     times.collect()
 }

@@ -58,6 +58,8 @@ pub struct Reported {
     pub requests: Vec<Distribution>,
     /// How long pages were held, by place.
     pub holds: Vec<Distribution>,
+    /// How long RDMA WRITEs to other nodes took, by place.
+    pub ring_writes: Vec<Distribution>,
     /// What the nodes keep at donors by themselves, all together.
     pub at_donors: AtDonors,
     /// What moves vCPUs.
@@ -214,6 +216,7 @@ impl NodesSeen {
             all.at_donors.add(&observed.at_donors);
             all.requests.push(observed.requests);
             all.holds.push(observed.holds);
+            all.ring_writes.push(observed.ring_writes);
         }
         all.coherence = Coherence {
             total: total(&all),

@@ -3,6 +3,10 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fabric_host::metrics::Histogram;
 
 use super::closer::Closer;
 use super::credit::Note;
@@ -40,8 +44,11 @@ pub(crate) struct RingStream {
     sent: u64,
     /// WRITEs with bytes that the other end has not returned.
     notes_out: usize,
-    /// Bytes of each WRITE that has not completed, oldest first; none of a credit.
-    posted: VecDeque<usize>,
+    /// Bytes of each WRITE that has not completed, oldest first, and when it was posted; no bytes
+    /// of a credit.
+    posted: VecDeque<(usize, Instant)>,
+    /// How long WRITEs take.
+    write_times: Arc<Histogram>,
     /// Bytes that arrived in this end's ring, all together.
     arrived: u64,
     /// Of these, what was read.
@@ -59,7 +66,11 @@ fn place(number: u64) -> usize {
 }
 
 impl RingStream {
-    pub(crate) fn new(port: Box<dyn RingPort>, closer: Closer) -> Self {
+    pub(crate) fn new(
+        port: Box<dyn RingPort>,
+        closer: Closer,
+        write_times: Arc<Histogram>,
+    ) -> Self {
         Self {
             port: Some(port),
             closer,
@@ -68,6 +79,7 @@ impl RingStream {
             sent: 0,
             notes_out: 0,
             posted: VecDeque::with_capacity(REQUESTS),
+            write_times,
             arrived: 0,
             read: 0,
             owed_bytes: 0,
@@ -124,12 +136,16 @@ impl RingStream {
     }
 
     fn try_take_events(&mut self) -> io::Result<()> {
+        let mut now = None;
         while let Some(event) = self.port().poll()? {
             match event {
                 RingEvent::Sent => {
-                    let bytes = self.posted.pop_front();
-                    let bytes = bytes.ok_or_else(|| io::Error::other("a WRITE completed twice"))?;
+                    let oldest = self.posted.pop_front();
+                    let twice = || io::Error::other("a WRITE completed twice");
+                    let (bytes, posted_at) = oldest.ok_or_else(twice)?;
                     self.sent += bytes as u64;
+                    let now = *now.get_or_insert_with(Instant::now);
+                    self.write_times.record(now.duration_since(posted_at));
                 }
                 RingEvent::Notified(value) => self.take_note(Note::decode(value))?,
             }
@@ -183,8 +199,8 @@ impl RingStream {
             bytes: 0,
             value: Note::Credit { bytes, notes }.encode(),
         };
+        self.posted.push_back((0, Instant::now()));
         self.port().post(&[write])?;
-        self.posted.push_back(0);
         (self.owed_bytes, self.owed_notes) = (0, 0);
         Ok(())
     }
@@ -249,15 +265,16 @@ impl RingStream {
             bytes,
             value: Note::Bytes(bytes).encode(),
         };
-        let mut writes = [write(offset, before_end), write(0, count - before_end)];
+        let writes = [write(offset, before_end), write(0, count - before_end)];
         let mut used = 1 + usize::from(before_end < count);
         if used == 2 && (self.notes_out + 2 > NOTES_MAX || self.posted.len() + 2 > NOTES_MAX) {
             // What is behind the ring's end is staged again later.
             (used, count) = (1, before_end);
             self.written = start + count as u64;
         }
-        for write in &mut writes[..used] {
-            self.posted.push_back(write.bytes);
+        let now = Instant::now();
+        for write in &writes[..used] {
+            self.posted.push_back((write.bytes, now));
         }
         self.notes_out += used;
         let posted = self.port().post(&writes[..used]);

@@ -1,8 +1,10 @@
 //! Streams over simulated adapters.
 
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric_host::metrics::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::closer::Closer;
@@ -14,14 +16,14 @@ fn streams(rings: &SimulatedRings) -> [RingStream; 2] {
     let closer = Closer::start().expect("a thread");
     rings
         .pair()
-        .map(|port| RingStream::new(port, closer.clone()))
+        .map(|port| RingStream::new(port, closer.clone(), Arc::default()))
 }
 
 /// A stream, and an adapter at the other end that does what no correct node does.
 fn stream_and_port() -> (RingStream, Box<dyn RingPort>) {
     let [port, hostile] = SimulatedRings::new(RingFaults::default(), 1).pair();
     let closer = Closer::start().expect("a thread");
-    (RingStream::new(port, closer), hostile)
+    (RingStream::new(port, closer, Arc::default()), hostile)
 }
 
 fn is_readable(stream: &RingStream) -> bool {
@@ -207,4 +209,40 @@ fn who_writes_without_receive_requests_breaks_only_the_own_connection() {
     });
     let error = error.expect_err("broken").to_string();
     assert_eq!(error, "wrote 128 times without room for more");
+}
+
+#[test]
+fn every_write_is_timed_from_its_posting_to_its_completion() {
+    const MOMENT: Duration = Duration::from_millis(20);
+    let begun = Instant::now();
+    let rings = SimulatedRings::new(RingFaults::default(), 1);
+    let closer = Closer::start().expect("a thread");
+    let times = [Arc::<Histogram>::default(), Arc::default()];
+    let mut all = times.iter();
+    let [mut one, mut other] = rings.pair().map(|port| {
+        let times = all.next().expect("one for each");
+        RingStream::new(port, closer.clone(), Arc::clone(times))
+    });
+    for count in 0..CREDIT_NOTES {
+        assert_eq!(times[0].summary().count, count as u64, "none counts early");
+        one.write(&[IoSlice::new(&[1; 40])]).expect("room");
+        let posted = Instant::now();
+        // Time passes, which is what is measured.
+        while count == 0 && posted.elapsed() < MOMENT {
+            std::hint::spin_loop();
+        }
+        assert!(!one.is_readable(), "it only takes what has completed");
+    }
+    let summary = times[0].summary();
+    assert_eq!(summary.count, CREDIT_NOTES as u64);
+    assert!(
+        summary.max >= MOMENT && summary.max <= begun.elapsed(),
+        "{summary:?}"
+    );
+    assert!(summary.p50 < MOMENT, "{summary:?}");
+    // What was read is returned by a WRITE, which counts too.
+    let mut buffer = [0; 40 * CREDIT_NOTES];
+    assert_eq!(other.read(&mut buffer).expect("bytes"), buffer.len());
+    assert!(!other.is_readable());
+    assert_eq!(times[1].summary().count, 1);
 }

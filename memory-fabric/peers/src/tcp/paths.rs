@@ -1,9 +1,11 @@
 //! How messages travel to each peer, for threads that report it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use fabric_coherence::Member;
 use fabric_coherence::members::MEMBERS_MAX;
+use fabric_host::metrics::Histogram;
 
 /// What carries the messages to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +42,16 @@ struct Line {
 
 /// How messages travel to all peers. One thread changes it, when a connection is made; any may read.
 #[derive(Debug, Default)]
-pub struct Paths([Line; MEMBERS_MAX]);
+pub struct Paths {
+    lines: [Line; MEMBERS_MAX],
+    /// From posting an RDMA WRITE to a ring until its completion, to all peers together.
+    pub ring_writes: Arc<Histogram>,
+}
 
 impl Paths {
     /// A connection to `peer` is made.
     pub(super) fn note(&self, peer: Member, transport: PeerTransport) {
-        let line = &self.0[peer.index()];
+        let line = &self.lines[peer.index()];
         // Relaxed, here and below: the values order no other memory accesses.
         line.transport.store(transport as u8 + 1, Ordering::Relaxed);
         let count = line.connections.load(Ordering::Relaxed);
@@ -55,7 +61,7 @@ impl Paths {
 
     /// How messages travel to each peer to which there was a connection.
     pub fn now(&self) -> impl Iterator<Item = PeerPath> {
-        (0_u8..).zip(&self.0).filter_map(|(place, line)| {
+        (0_u8..).zip(&self.lines).filter_map(|(place, line)| {
             let transport = usize::from(line.transport.load(Ordering::Relaxed));
             Some(PeerPath {
                 peer: Member::at(place)?,

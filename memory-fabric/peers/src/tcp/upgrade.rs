@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fabric_coherence::Member;
 use fabric_coherence::members::MEMBERS_MAX;
+use fabric_host::metrics::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::channel::Channel;
@@ -38,6 +39,8 @@ pub(super) struct Upgrades {
     rings: Arc<dyn Rings>,
     is_demanded: bool,
     closer: Closer,
+    /// How long WRITEs to rings take.
+    write_times: Arc<Histogram>,
     /// By member: how often its rings broke.
     breaks: [AtomicU8; MEMBERS_MAX],
     /// By member: whether rings are being made.
@@ -58,11 +61,12 @@ pub(super) struct Agreed {
 type Failed = String;
 
 impl Upgrades {
-    pub(super) fn new(rdma: &RdmaPeers) -> io::Result<Self> {
+    pub(super) fn new(rdma: &RdmaPeers, write_times: &Arc<Histogram>) -> io::Result<Self> {
         Ok(Self {
             rings: Arc::clone(&rdma.rings),
             is_demanded: rdma.is_demanded,
             closer: Closer::start()?,
+            write_times: Arc::clone(write_times),
             breaks: Default::default(),
             is_busy: Default::default(),
         })
@@ -142,7 +146,8 @@ impl Upgrades {
         if let Err(reason) = exchange::<0>(channel, deadline, done)? {
             return Ok(Err(reason));
         }
-        let mut stream = RingStream::new(connected?, self.closer.clone());
+        let write_times = Arc::clone(&self.write_times);
+        let mut stream = RingStream::new(connected?, self.closer.clone(), write_times);
         let until = deadline.min(Instant::now() + PROBE_TIMEOUT);
         let probed = probe(&mut stream, agreed, until);
         let works = exchange::<0>(channel, deadline, probed.as_ref().map(|()| &[]))?;
