@@ -60,6 +60,12 @@ impl Families {
             "Memory that is pinned for RDMA adapters.",
             float(rdma.pinned_bytes.in_use),
         );
+        let limit = rdma.pinned_bytes.limit;
+        self.gauges(
+            "ssi_hv_rdma_pinned_limit_bytes",
+            "Limit of locked memory of the process; absent without one.",
+            limit.map(|limit| (Vec::new(), float(limit))),
+        );
         let resources: Vec<(Labels, InUse)> = rdma
             .resources
             .iter()

@@ -20,6 +20,7 @@ fn full_vm() -> VmStatus {
     status.memory.drain = Some(drain());
     status.memory.rebalance = Some(rebalance());
     status.memory.moved_by_heat_bytes = 4 << 20;
+    status.rdma.pinned_bytes.limit = Some(8 << 20);
     for now in &mut status.nodes[1..] {
         now.node.rdma = Some(RdmaUsed {
             pages_read: 5,
@@ -65,6 +66,7 @@ fn nodes_text() -> String {
 fn node_text() -> String {
     let mut status: NodeStatus = node_status();
     status.counters.rdma.connections.limit = Some(1024);
+    status.counters.rdma.used.pinned_bytes.limit = Some(8 << 20);
     node(&status)
 }
 
@@ -314,6 +316,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_node_leases_granted_total", 2.0),
         ("ssi_hv_node_pages_written_total", 8.0),
         ("ssi_hv_node_rdma_connections", 1.0),
+        ("ssi_hv_rdma_pinned_limit_bytes", 8_388_608.0),
         ("ssi_hv_node_connections{state=\"waiting\"}", 1.0),
         ("ssi_hv_node_connections{state=\"established\"}", 5.0),
         ("ssi_hv_node_resting_connections", 3.0),
