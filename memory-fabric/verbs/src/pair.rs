@@ -163,6 +163,10 @@ impl QueuePair {
             domain: Arc::clone(domain),
             _share: share,
         };
+        if depths.inline_bytes > 0 {
+            let asked = depths.inline_bytes;
+            tracing::debug!(on = pair.on, asked, inline_bytes, "bytes that WRITEs carry");
+        }
         let mut attributes = empty();
         attributes.pkey_index = route.partition_index;
         attributes.port_num = route.port;
