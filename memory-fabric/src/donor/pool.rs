@@ -242,10 +242,27 @@ impl Pool {
             return Err(LeaseError::Size(bytes));
         }
         let _lending = lock(&self.lending);
-        if self.leases() >= LEASES_MAX {
-            return Err(LeaseError::TooMany);
+        let find = || {
+            if self.leases() >= LEASES_MAX {
+                return Err(LeaseError::TooMany);
+            }
+            self.share(owner.as_ref(), bytes, or_less)
+        };
+        let mut found = find();
+        let is_whole = matches!(found, Ok((_, granted)) if granted == bytes);
+        let may_ever_be = or_less || bytes <= self.bytes;
+        // What a member may not have is made free by no other.
+        let own_alone = matches!(found, Err(LeaseError::Denied(_)));
+        let is_own = |lease: &Lease| lease.owner == owner;
+        if !is_whole
+            && may_ever_be
+            && self.end_forsaken(Instant::now(), |lease| !own_alone || is_own(lease))
+        {
+            // What was found first is free again before.
+            drop(found);
+            found = find();
         }
-        let (share, granted) = self.share(owner.as_ref(), bytes, or_less)?;
+        let (share, granted) = found?;
         let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
         let shortest = Duration::from_millis(LEASE_DURATION_MS_MIN.into());
         let duration = duration.clamp(shortest, self.duration_max);

@@ -13,7 +13,9 @@ mod stats;
 use crate::control::{ControlError, ControlStream};
 use crate::homes::{LocalNode, NodeId};
 use crate::stream::Carrier;
-use crate::wire::{Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
+use crate::wire::{
+    Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass, lease_duration,
+};
 use crossbeam_channel::{Sender, bounded};
 pub use delegation::{Delegated, Delegation};
 pub(crate) use fabric_host::describe;
@@ -128,9 +130,7 @@ impl Leased {
     /// When the donor is absent, refuses or breaks the protocol.
     pub fn obtain(config: LinkConfig) -> Result<Self, ControlError> {
         let mut control = ControlStream::connect_by(config.address, &config.carrier)?;
-        // Long enough that a donor which is only cut off still has the memory when the VM
-        // has waited the whole grace time.
-        let duration = config.grace * 2 + Duration::from_secs(10);
+        let duration = lease_duration(config.grace);
         let request = LeaseRequest {
             vm: config.vm.clone(),
             bytes: config.bytes,

@@ -5,7 +5,7 @@ use fabric_test_support::*;
 use fabric_transport::IN_FLIGHT_MAX;
 use fabric_transport::control::ControlStream;
 use fabric_transport::stream::Stream;
-use fabric_wire::{FrameKind, LeaseGrant, ORPHAN_TIME, Token};
+use fabric_wire::{FrameKind, LeaseGrant, ORPHAN_TIME, Token, lease_duration};
 use memory_fabric::fabric::FabricEvent;
 use memory_fabric::link::LinkEvent;
 use std::io::{Read, Write};
@@ -330,6 +330,30 @@ fn an_idle_vm_whose_connections_break_keeps_its_memory() {
     assert!(event.is_err(), "{event:?}");
     assert_eq!(donor.pool().leases(), 1);
     verify(words, 7);
+    running.fabric.shutdown();
+}
+
+#[test]
+fn a_vm_that_is_shut_out_for_less_than_its_grace_time_keeps_its_memory() {
+    let grace = 2 * ORPHAN_TIME;
+    let donor = donor_for(GUEST, lease_duration(grace));
+    let proxy = Proxy::new(donor.address(), Mischief::None, 0);
+    let mut config = config(GUEST, LOCAL, &[proxy.address]);
+    config.grace = grace;
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 8);
+    // Whoever is between them closes all connections, as the kernel of a dead VM would.
+    proxy.cut(true);
+    let until = Instant::now() + ORPHAN_TIME + Duration::from_secs(2);
+    let left = || until.saturating_duration_since(Instant::now());
+    while let Ok(event) = running.events.recv_timeout(left()) {
+        let lost = matches!(event, FabricEvent::Link(LinkEvent::Lost { .. }));
+        assert!(!lost, "{event:?}");
+    }
+    assert_eq!(donor.pool().leases(), 1);
+    proxy.cut(false);
+    verify(words, 8);
     running.fabric.shutdown();
 }
 

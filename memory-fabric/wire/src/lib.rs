@@ -84,10 +84,29 @@ pub const PIECES_BYTES_MAX: usize = RUN_PAGES_MAX as usize * PIECE_BYTES_MAX;
 /// Only measuring connections have buffers of this size.
 pub const PROBE_BYTES_MAX: u32 = 1 << 20;
 
-/// How long a lease continues after the VM's side closed its control connection without a release,
-/// as the end of a killed process does. A running VM renews several times in that period, detects
-/// the closed connection, and resumes the lease on another.
+/// How long a lease continues at least after the VM's side closed its control connection without a
+/// release, as the end of a killed process does. A running VM renews several times in that period,
+/// detects the closed connection, and resumes the lease on another. From then on the memory is for
+/// whoever needs it, and else kept for [`orphan_time`].
 pub const ORPHAN_TIME: Duration = Duration::from_secs(10);
+
+/// What a lease lasts longer than twice the time for which its VM waits for the node.
+const LEASE_MARGIN: Duration = Duration::from_secs(10);
+
+/// Returns the duration of the lease of a VM that waits for `grace` for the node: long enough that a
+/// node which is only cut off still has the memory when the VM has waited for all of that.
+#[must_use]
+pub fn lease_duration(grace: Duration) -> Duration {
+    grace * 2 + LEASE_MARGIN
+}
+
+/// Returns how long a lease of this duration continues after the VM's side closed its control
+/// connection: a VM that lives waits so long for the node, whoever has closed it.
+#[must_use]
+pub fn orphan_time(duration: Duration) -> Duration {
+    let grace = duration.saturating_sub(LEASE_MARGIN) / 2;
+    grace.max(ORPHAN_TIME).min(duration)
+}
 
 /// Shortest lease, milliseconds: with less, one lost packet would end it.
 pub const LEASE_DURATION_MS_MIN: u32 = 1000;

@@ -47,6 +47,24 @@ impl Pool {
         vms
     }
 
+    /// Ends leases whose VMs seem to have ended, of those that are `wanted`, for another one that needs
+    /// more than is left. Waits as [`end`](Self::end) does. Returns whether there were any.
+    pub(super) fn end_forsaken(&self, now: Instant, wanted: impl Fn(&Lease) -> bool) -> bool {
+        let ended = self.begin_end(now, |lease| lease.is_forsaken(now) && wanted(lease));
+        let any = !ended.is_empty();
+        self.expired.add(ended.len() as u64);
+        for lease in ended {
+            tracing::info!(
+                vm = lease.vm,
+                bytes = lease.bytes(),
+                "its VM has closed its connection and not come back; another VM gets the memory"
+            );
+            lease.has_closed_by(now + self.closing_time_max);
+            self.account_ended(lease);
+        }
+        any
+    }
+
     /// Ends the leases of a member, and waits as [`end`](Self::end) does. Returns how many they were,
     /// and their bytes.
     pub fn end_of(&self, holder: &Holder) -> (usize, u64) {

@@ -18,7 +18,7 @@ use crate::stats::Counter;
 use crate::stream::Closer;
 use crate::transport::rdma::resources::{Quota, Share as QuotaShare};
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
-use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, PIECE_BYTES, Token};
+use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, PIECE_BYTES, Token, orphan_time};
 use controls::Controls;
 use fabric_host::lock;
 use fabric_identity::Subject;
@@ -91,6 +91,8 @@ struct Term {
     ends_at: Instant,
     /// The control connection that renewed it last.
     renewed_by: u64,
+    /// From when on others who need its memory get it: the peer has closed that connection.
+    forsaken_at: Option<Instant>,
 }
 
 impl Lease {
@@ -120,6 +122,7 @@ impl Lease {
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,
                 renewed_by: 0,
+                forsaken_at: None,
             }),
             controls: Arc::default(),
             sessions: Arc::default(),
@@ -306,6 +309,7 @@ impl Lease {
         *lock(&self.term) = Term {
             ends_at: Instant::now() + self.duration,
             renewed_by: number,
+            forsaken_at: None,
         };
     }
 
@@ -314,11 +318,24 @@ impl Lease {
     /// criterion: after a pause of this host, connections that the VM has abandoned may be served
     /// after the one that it uses.
     pub fn orphan(&self, number: u64) {
-        let soon = Instant::now() + ORPHAN_TIME.min(self.duration);
+        let now = Instant::now();
         let mut term = lock(&self.term);
         if term.renewed_by == number {
-            term.ends_at = soon.min(term.ends_at);
+            term.ends_at = term.ends_at.min(now + orphan_time(self.duration));
+            term.forsaken_at = Some(now + ORPHAN_TIME);
         }
+    }
+
+    /// Its VM closed the connection that renewed it last, and that long ago.
+    #[cfg(test)]
+    pub(super) fn forsake(&self, number: u64) {
+        self.orphan(number);
+        lock(&self.term).forsaken_at = Some(Instant::now());
+    }
+
+    /// Whether its VM seems to have ended, although the lease may continue.
+    pub(super) fn is_forsaken(&self, now: Instant) -> bool {
+        lock(&self.term).forsaken_at.is_some_and(|at| at <= now)
     }
 
     pub(in crate::donor) fn ends_at(&self) -> Instant {

@@ -2,7 +2,7 @@ use super::*;
 use crate::donor::policy::{Amounts, Rule};
 use crate::stream::Closer;
 use crate::transport::rdma::resources::Quota;
-use crate::wire::{ORPHAN_TIME, TrafficClass};
+use crate::wire::{ORPHAN_TIME, TrafficClass, lease_duration};
 use std::net::{TcpListener, TcpStream};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -345,6 +345,84 @@ fn a_lease_ends_soon_when_the_connection_that_renewed_it_last_is_closed() {
     assert!(is_orphan(), "the VM has ended");
     lease.renew(self::control(&lease).0.number());
     assert!(!is_orphan(), "it came again");
+}
+
+#[test]
+fn a_vm_has_its_whole_grace_time_after_somebody_closed_its_connection() {
+    let grace = SECOND * 60;
+    let duration = lease_duration(grace);
+    let pool = Pool::new(2 * PAGE, duration);
+    let lend = |pages, or_less| pool.lend("a".into(), pages * PAGE, or_less, duration);
+    let lease = lend(2, false).expect("free");
+    let number = control(&lease).0.number();
+    lease.renew(number);
+    lease.orphan(number);
+    let now = Instant::now();
+    assert!(pool.end_expired(now + grace - SECOND).is_empty());
+    lend(1, false).expect_err("its VM may come back");
+    lease.renew(number);
+    assert!(!lease.is_forsaken(now + grace), "it is back");
+    assert_eq!(pool.leases(), 1);
+    lease.orphan(number);
+    assert_eq!(pool.end_expired(now + grace + SECOND), ["a"]);
+}
+
+#[test]
+fn what_a_vm_left_behind_is_for_those_who_need_it() {
+    let pool = Pool::new(4 * PAGE, SECOND * 120);
+    let lend = |pages, or_less| pool.lend("a".into(), pages * PAGE, or_less, SECOND * 120);
+    let left_behind = || {
+        let lease = lend(2, false).expect("free");
+        let number = control(&lease).0.number();
+        lease.renew(number);
+        lease.forsake(number);
+        lease.token
+    };
+    let token = left_behind();
+    let small = lend(1, false).expect("there is enough");
+    lend(5, false).expect_err("it has no room for it ever");
+    assert!(
+        pool.with(&token, |_| ()).is_some(),
+        "nobody needs its memory"
+    );
+    let whole = lend(3, true).expect("all that is asked for");
+    assert_eq!(whole.bytes(), 3 * PAGE);
+    assert!(pool.with(&token, |_| ()).is_none());
+    drop((small, whole));
+    pool.end_all();
+    left_behind();
+    lend(4, false).expect("the last one has ended");
+}
+
+#[test]
+fn what_a_member_may_not_have_ends_no_lease_of_another() {
+    let limits = Amounts {
+        leases: Some(1),
+        ..Amounts::default()
+    };
+    let accounts = Accounts::new(vec![Rule {
+        members: "vm/*".parse().expect("a pattern"),
+        limits,
+        gids: Vec::new(),
+    }]);
+    let pool = Pool::under_policy(4 * PAGE, SECOND * 120, Some(accounts));
+    let lend = |who: &Subject| {
+        let duration = SECOND * 120;
+        pool.lend_to(Some(who.clone()), "a".into(), PAGE, false, duration)
+    };
+    let subject = |name| format!("spiffe://prod/ssi-hv/vm/{name}").parse();
+    let [web, db]: [Subject; 2] = ["web", "db"].map(|name| subject(name).expect("one"));
+    let forsaken = lend(&web).expect("one");
+    let number = control(&forsaken).0.number();
+    forsaken.renew(number);
+    forsaken.forsake(number);
+    let token = forsaken.token;
+    drop(forsaken);
+    lend(&db).expect("one");
+    lend(&db).expect_err("two");
+    assert!(pool.with(&token, |_| ()).is_some());
+    lend(&web).expect("the other one is left behind");
+    assert!(pool.with(&token, |_| ()).is_none());
 }
 
 /// A control connection of a lease, and its peer's end.
