@@ -194,6 +194,18 @@ impl Pool {
         *lock(&self.lent)
     }
 
+    /// Returns the bytes that a VM could get now: those not lent, and those that others left behind.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        let now = Instant::now();
+        let table = lock(&self.table);
+        let leases = table.active.values();
+        let forsaken = leases.filter(|lease| lease.is_forsaken(now));
+        let forsaken: u64 = forsaken.map(|lease| lease.bytes()).sum();
+        drop(table);
+        self.bytes.saturating_sub(self.lent_bytes()) + forsaken
+    }
+
     /// Returns the number of current leases.
     #[must_use]
     pub fn leases(&self) -> usize {

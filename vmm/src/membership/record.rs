@@ -38,10 +38,8 @@ pub fn register(
     let donor = Arc::downgrade(donor);
     let describe = move || {
         // At the end of the node nothing is free.
-        let free = donor.upgrade().map_or(0, |donor| {
-            let pool = donor.pool();
-            pool.bytes().saturating_sub(pool.lent_bytes())
-        });
+        let donor = donor.upgrade();
+        let free = donor.map_or(0, |donor| donor.pool().free_bytes());
         Member {
             free_bytes: free,
             ..described.clone()

@@ -379,7 +379,9 @@ fn what_a_vm_left_behind_is_for_those_who_need_it() {
         lease.token
     };
     let token = left_behind();
+    assert_eq!(pool.free_bytes(), 4 * PAGE);
     let small = lend(1, false).expect("there is enough");
+    assert_eq!(pool.free_bytes(), 3 * PAGE);
     lend(5, false).expect_err("it has no room for it ever");
     assert!(
         pool.with(&token, |_| ()).is_some(),
