@@ -264,7 +264,12 @@ impl Pool {
         let is_whole = matches!(found, Ok((_, granted)) if granted == bytes);
         let may_ever_be = or_less || bytes <= self.bytes;
         // What a member may not have is made free by no other.
-        let own_alone = matches!(found, Err(LeaseError::Denied(_)));
+        let own_alone = match found {
+            Err(LeaseError::Denied(_)) => true,
+            // There is more, but not for this member.
+            Ok(_) => self.lent_bytes() < self.bytes,
+            Err(_) => false,
+        };
         let is_own = |lease: &Lease| lease.owner == owner;
         if !is_whole
             && may_ever_be
@@ -364,8 +369,11 @@ impl Pool {
         if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE as u64) {
             return Err(LeaseError::Size(bytes));
         }
-        let _taken = self.take(bytes, false)?;
-        Ok(Reserved { _taken })
+        let mut taken = self.take(bytes, false);
+        if taken.is_err() && bytes <= self.bytes && self.end_forsaken(Instant::now(), |_| true) {
+            taken = self.take(bytes, false);
+        }
+        Ok(Reserved { _taken: taken? })
     }
 
     /// Finds the lease with this token.

@@ -394,11 +394,16 @@ fn what_a_vm_left_behind_is_for_those_who_need_it() {
     pool.end_all();
     left_behind();
     lend(4, false).expect("the last one has ended");
+    pool.end_all();
+    left_behind();
+    let reserved = pool.reserve(3 * PAGE);
+    reserved.expect("for a process of a VM here, too");
 }
 
 #[test]
 fn what_a_member_may_not_have_ends_no_lease_of_another() {
     let limits = Amounts {
+        bytes: Some(2 * PAGE),
         leases: Some(1),
         ..Amounts::default()
     };
@@ -408,10 +413,8 @@ fn what_a_member_may_not_have_ends_no_lease_of_another() {
         gids: Vec::new(),
     }]);
     let pool = Pool::under_policy(4 * PAGE, SECOND * 120, Some(accounts));
-    let lend = |who: &Subject| {
-        let duration = SECOND * 120;
-        pool.lend_to(Some(who.clone()), "a".into(), PAGE, false, duration)
-    };
+    let duration = SECOND * 120;
+    let lend = |who: &Subject| pool.lend_to(Some(who.clone()), "a".into(), PAGE, false, duration);
     let subject = |name| format!("spiffe://prod/ssi-hv/vm/{name}").parse();
     let [web, db]: [Subject; 2] = ["web", "db"].map(|name| subject(name).expect("one"));
     let forsaken = lend(&web).expect("one");
@@ -422,6 +425,10 @@ fn what_a_member_may_not_have_ends_no_lease_of_another() {
     drop(forsaken);
     lend(&db).expect("one");
     lend(&db).expect_err("two");
+    assert!(pool.with(&token, |_| ()).is_some());
+    pool.end_of(&db.holder);
+    let most = pool.lend_to(Some(db.clone()), "a".into(), 4 * PAGE, true, duration);
+    assert_eq!(most.expect("its own limit").bytes(), 2 * PAGE);
     assert!(pool.with(&token, |_| ()).is_some());
     lend(&web).expect("the other one is left behind");
     assert!(pool.with(&token, |_| ()).is_none());
