@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The fault to inject into datagrams of both directions.
@@ -49,6 +50,17 @@ struct Shared {
     done: AtomicU32,
     /// What passed, once that is asked for.
     captured: OnceLock<Arc<Mutex<Vec<u8>>>>,
+    orders: Mutex<Orders>,
+}
+
+/// Faults that a test asked for, in addition to the weather.
+#[derive(Debug, Default)]
+struct Orders {
+    /// Lengths of a donor's datagram that is to be lost.
+    lose: Option<Range<usize>>,
+    /// Lengths of the donor's datagram after which those of VMs are withheld.
+    withhold_after: Option<Range<usize>>,
+    withholding: bool,
 }
 
 /// One VM's connection: the socket to the donor, and the VM's address.
@@ -69,6 +81,8 @@ struct Network {
     weather: Weather,
     paths: Vec<Path>,
     late: BinaryHeap<Reverse<Late>>,
+    /// Datagrams of VMs that are withheld, with their paths.
+    withheld: Vec<(usize, Vec<u8>)>,
     sent: u64,
     random: Random,
     silenced: bool,
@@ -87,6 +101,7 @@ impl UdpProxy {
             weather,
             paths: Vec::new(),
             late: BinaryHeap::new(),
+            withheld: Vec::new(),
             sent: 0,
             random: Random(7),
             silenced: false,
@@ -99,6 +114,30 @@ impl UdpProxy {
     /// Returns all bytes of the datagrams that pass from now on, in either direction.
     pub fn captured(&self) -> Arc<Mutex<Vec<u8>>> {
         Arc::clone(self.shared.captured.get_or_init(Arc::default))
+    }
+
+    /// Loses the donor's next datagram with such a length.
+    pub fn lose_next(&self, bytes: Range<usize>) {
+        self.orders().lose = Some(bytes);
+    }
+
+    /// Withholds all datagrams of VMs after the donor's next one with such a length.
+    pub fn withhold_after(&self, bytes: Range<usize>) {
+        self.orders().withhold_after = Some(bytes);
+    }
+
+    /// Returns whether datagrams of VMs are withheld now.
+    pub fn is_withholding(&self) -> bool {
+        self.orders().withholding
+    }
+
+    /// Passes on, within a tenth of a second, what was withheld.
+    pub fn release(&self) {
+        self.orders().withholding = false;
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Orders> {
+        self.shared.orders.lock().expect("no panic")
     }
 
     /// Returns how many faults were injected.
@@ -118,6 +157,7 @@ impl Network {
         let mut buffer = vec![0; 1 << 16];
         while !self.shared.stop.load(Ordering::SeqCst) {
             self.sleep();
+            self.pass_withheld();
             while let Ok((count, client)) = self.listen.recv_from(&mut buffer) {
                 let path = self.path_of(client);
                 self.pass(path, true, buffer[..count].to_vec());
@@ -188,6 +228,10 @@ impl Network {
         if let Some(captured) = self.shared.captured.get() {
             captured.lock().unwrap().extend_from_slice(&bytes);
         }
+        if self.is_ordered(path, to_donor, &bytes) {
+            self.shared.done.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
         let now = Instant::now();
         let chance = self.random.below(100);
         self.paths[path].passed += 1;
@@ -227,6 +271,35 @@ impl Network {
                 bytes[place] ^= 0x10;
                 self.deliver(path, to_donor, &bytes);
             }
+        }
+    }
+
+    /// Returns whether a datagram is lost or withheld because a test asked for that.
+    fn is_ordered(&mut self, path: usize, to_donor: bool, bytes: &[u8]) -> bool {
+        let mut orders = self.shared.orders.lock().expect("no panic");
+        let of = |lengths: &mut Option<Range<usize>>| {
+            lengths
+                .take_if(|lengths| lengths.contains(&bytes.len()))
+                .is_some()
+        };
+        if to_donor {
+            if orders.withholding {
+                self.withheld.push((path, bytes.to_vec()));
+            }
+            return orders.withholding;
+        }
+        if of(&mut orders.withhold_after) {
+            orders.withholding = true;
+        }
+        of(&mut orders.lose)
+    }
+
+    fn pass_withheld(&mut self) {
+        if self.withheld.is_empty() || self.shared.orders.lock().expect("no panic").withholding {
+            return;
+        }
+        for (path, bytes) in std::mem::take(&mut self.withheld) {
+            self.deliver(path, true, &bytes);
         }
     }
 

@@ -38,3 +38,4 @@ mod sealed_stripes;
 mod stripes;
 mod tls;
 mod udp;
+mod udp_last_answer;

@@ -51,7 +51,7 @@ pub enum Stream {
     /// TCP under TLS.
     Tls(Box<TlsStream>),
     /// QUIC over UDP.
-    Udp(Box<UdpStream>),
+    Udp(UdpStream),
 }
 
 /// Ends a connection from another thread.
@@ -101,8 +101,7 @@ impl Stream {
 
     fn over_udp(peer: SocketAddr, expected: &Expected, timeout: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + timeout;
-        let stream = UdpStream::connect(peer, expected, deadline)?;
-        Ok(Self::Udp(Box::new(stream)))
+        UdpStream::connect(peer, expected, deadline).map(Self::Udp)
     }
 
     /// From now on [`read`](Self::read) and [`write`](Self::write_vectored) do not block.

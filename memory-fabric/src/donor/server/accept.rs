@@ -201,7 +201,7 @@ pub(super) fn listen_on_udp(
             let credentials = shared.credentials.clone();
             serve(&shared, place, peer, move || {
                 let deadline = Instant::now() + CONNECT_TIMEOUT;
-                let accept = || Ok(Stream::Udp(Box::new(arrival.accept(deadline)?)));
+                let accept = || arrival.accept(deadline).map(Stream::Udp);
                 confirmed(credentials.as_ref(), accept)
             });
         });

@@ -130,7 +130,7 @@ pub fn answered(address: SocketAddr, config: ClientConfig, frame: &[u8]) -> io::
 fn over_udp(donor: &Donor, config: ClientConfig) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let stream = UdpStream::connect_with(donor.address(), config, deadline)?;
-    let mut stream = Stream::Udp(Box::new(stream));
+    let mut stream = Stream::Udp(stream);
     stream.write_all_by(&asked(), deadline)?;
     match stream.read_by(&mut [0; 1], deadline)? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -354,7 +354,7 @@ fn a_certificate_that_expires_ends_its_connections() {
     let short = prod.odd(|parameters| parameters.not_after = until);
     let deadline = Instant::now() + PATIENCE;
     let stream = UdpStream::connect_with(donor.address(), config(Some(short)), deadline);
-    let stream = Stream::Udp(Box::new(stream.expect("it is valid")));
+    let stream = Stream::Udp(stream.expect("it is valid"));
     let mut control = ControlStream::accepted(stream, donor.address());
     let grant = super::ask(&mut control, MIB).expect("a lease");
     let renew = |control: &mut ControlStream, token| {

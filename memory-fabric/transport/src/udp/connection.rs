@@ -1,6 +1,7 @@
 //! One end of a connection: the protocol, the socket, and the frames.
 
 mod establish;
+mod lingering;
 mod receiving;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use socket2::SockRef;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, UdpSocket};
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +70,49 @@ pub(super) type Datagrams = Vec<BytesMut>;
 
 /// A connection over UDP that carries frames: see the module. It is non-blocking, and makes
 /// progress only when it is called.
+///
+/// Dropping it closes the connection. At the donor's end another thread does that once the peer has
+/// acknowledged all that was sent: see `lingering`.
+#[derive(Debug)]
 pub struct UdpStream {
+    /// Present until it is dropped.
+    driver: Option<Box<Driver>>,
+}
+
+impl From<Driver> for UdpStream {
+    fn from(driver: Driver) -> Self {
+        Self {
+            driver: Some(Box::new(driver)),
+        }
+    }
+}
+
+impl Deref for UdpStream {
+    type Target = Driver;
+
+    fn deref(&self) -> &Driver {
+        self.driver.as_ref().expect("present until it is dropped")
+    }
+}
+
+impl DerefMut for UdpStream {
+    fn deref_mut(&mut self) -> &mut Driver {
+        self.driver.as_mut().expect("present until it is dropped")
+    }
+}
+
+impl Drop for UdpStream {
+    fn drop(&mut self) {
+        if let Some(driver) = self.driver.take()
+            && let Err(mut driver) = lingering::keep(driver)
+        {
+            driver.close();
+        }
+    }
+}
+
+/// The protocol of a [`UdpStream`] with its socket.
+pub struct Driver {
     socket: Arc<UdpSocket>,
     udp: UdpSocketState,
     /// Whether another thread has closed it.
@@ -87,6 +131,10 @@ pub struct UdpStream {
     readable: [bool; STREAMS],
     /// The frame being written: its stream, and the remaining bytes.
     writing: Option<(usize, usize)>,
+    /// Whether the protocol has reported room to write.
+    writable: bool,
+    /// Limit of received bytes that the protocol keeps at the donor's end.
+    receivable: usize,
     input: Box<[u8]>,
     output: Vec<u8>,
     /// The part of `output` that the socket did not accept.
@@ -133,16 +181,16 @@ impl UdpCloser {
     }
 }
 
-impl fmt::Debug for UdpStream {
+impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UdpStream")
+        f.debug_struct("Driver")
             .field("peer", &self.peer)
             .field("failed", &self.failed)
             .finish_non_exhaustive()
     }
 }
 
-impl UdpStream {
+impl Driver {
     /// Returns who is at the other end, where certificates of the cluster say so.
     #[must_use]
     pub const fn peer(&self) -> Option<&Arc<Peer>> {
@@ -175,6 +223,8 @@ impl UdpStream {
             inbox: Inbox::new(usize::MAX),
             readable: [false; STREAMS],
             writing: None,
+            writable: false,
+            receivable: UNKNOWN_BYTES_MAX,
             input: vec![0; DATAGRAM_BUFFER_BYTES].into_boxed_slice(),
             output: Vec::new(),
             unsent: None,
@@ -200,6 +250,7 @@ impl UdpStream {
         self.inbox.set_limit(INBOX_BYTES);
         let window = VarInt::from_u32(settings::REQUEST_BYTES_MAX);
         self.connection.set_receive_window(window);
+        self.receivable = settings::REQUEST_BYTES_MAX as usize;
         let window = settings::answer_bytes_max(class);
         self.connection.set_send_window(window as u64);
     }
@@ -425,6 +476,15 @@ impl UdpStream {
             Ok(()) => true,
         }
     }
+
+    /// Closes the connection. What was not acknowledged is lost if it does not arrive now.
+    fn close(&mut self) {
+        // Best effort: notifies the peer.
+        if self.failed.is_none() {
+            self.connection.close(Instant::now(), CLOSED, Bytes::new());
+            self.transmit();
+        }
+    }
 }
 
 /// Error code of an orderly close.
@@ -433,14 +493,4 @@ const CLOSED: VarInt = VarInt::from_u32(0);
 /// The VM opens all streams.
 fn stream_id(number: usize) -> StreamId {
     StreamId::new(Side::Client, Dir::Bi, number as u64)
-}
-
-impl Drop for UdpStream {
-    fn drop(&mut self) {
-        // Best effort: notifies the peer.
-        if self.failed.is_none() {
-            self.connection.close(Instant::now(), CLOSED, Bytes::new());
-            self.transmit();
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! Establishing a connection, from either end.
 
-use super::{Datagrams, UdpStream, WAITING_INBOX_BYTES};
+use super::{Datagrams, Driver, UdpStream, WAITING_INBOX_BYTES};
 use crate::tls::{CertificateDer, Peer, TlsError};
 use crate::udp::settings::{self, Expected};
 use crate::udp::streams::STREAMS;
@@ -81,7 +81,8 @@ impl UdpStream {
             .map_err(io::Error::other)?;
         let ended = Arc::default();
         let socket = Arc::new(socket);
-        let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
+        let driver = Driver::new(socket, udp, ended, peer, endpoint, handle, connection);
+        let mut stream = Self::from(driver);
         stream.enlarge_buffers();
         stream.shake_hands(deadline)?;
         for _ in 0..STREAMS {
@@ -127,7 +128,8 @@ impl UdpStream {
         }
         let (handle, connection) =
             accepted.ok_or_else(|| io::Error::other("no connection was asked for"))?;
-        let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
+        let driver = Driver::new(socket, udp, ended, peer, endpoint, handle, connection);
+        let mut stream = Self::from(driver);
         stream.inbox.set_limit(WAITING_INBOX_BYTES);
         stream.shake_hands(deadline)?;
         if of_member {
@@ -135,7 +137,9 @@ impl UdpStream {
         }
         Ok(stream)
     }
+}
 
+impl Driver {
     fn shake_hands(&mut self, deadline: Instant) -> io::Result<()> {
         loop {
             self.poll_io()?;

@@ -1,6 +1,6 @@
 //! The receive path: from the socket through the protocol to whole frames.
 
-use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, Failure, UdpStream, stream_id};
+use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, Driver, Failure, stream_id};
 use crate::tls::TlsError;
 use crate::udp::streams::STREAMS;
 use bytes::BytesMut;
@@ -12,7 +12,7 @@ use std::io::{self, IoSliceMut};
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
-impl UdpStream {
+impl Driver {
     /// Passes received datagrams to the protocol, and extracts frames.
     pub(super) fn receive(&mut self) {
         for _ in 0..BATCHES_MAX {
@@ -97,6 +97,7 @@ impl UdpStream {
                     }
                 }
                 Event::Stream(StreamEvent::Readable { id }) => self.note_readable(id),
+                Event::Stream(StreamEvent::Writable { .. }) => self.writable = true,
                 _ => {}
             }
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Number of frames exchanged.
 const ROUNDS: u64 = 3000;
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Stops the listener at the end of the test, even after a failure.
 struct Stop<'a>(&'a AtomicBool);
@@ -22,7 +22,7 @@ impl Drop for Stop<'_> {
 }
 
 /// Returns the next frame's number, as a polling user of the stream receives it.
-fn next(stream: &mut UdpStream, deadline: Instant) -> u64 {
+pub(super) fn next(stream: &mut UdpStream, deadline: Instant) -> u64 {
     let mut frame = [0; HEADER_BYTES];
     loop {
         match stream.read(&mut frame) {
@@ -40,10 +40,32 @@ fn next(stream: &mut UdpStream, deadline: Instant) -> u64 {
     }
 }
 
-fn send(stream: &mut UdpStream, number: u64) {
+pub(super) fn send(stream: &mut UdpStream, number: u64) {
     let frame = Frame::new(FrameKind::Dropped, number, 0, false).encode(&[]);
     let sent = stream.write_vectored(&[IoSlice::new(&frame)]);
     assert_eq!(sent.expect("there is room"), frame.len());
+}
+
+/// Returns both ends of a new connection: the VM's and the donor's.
+pub(super) fn connected() -> (UdpStream, UdpStream) {
+    let deadline = Instant::now() + PATIENCE;
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), None).expect("a free port");
+    let stopping = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stopping);
+        let (sender, arrivals) = channel();
+        let (listener, stopping) = (&listener, &stopping);
+        scope.spawn(move || {
+            listener.run(stopping, &mut |arrival| drop(sender.send(arrival)));
+        });
+        let donor = scope.spawn(move || {
+            let arrival = arrivals.recv_timeout(PATIENCE).expect("a VM");
+            arrival.accept(deadline).expect("a connection")
+        });
+        let any = Expected::Fingerprint(None);
+        let vm = UdpStream::connect(listener.address(), &any, deadline).expect("a connection");
+        (vm, donor.join().expect("the donor's end"))
+    })
 }
 
 #[test]
