@@ -120,3 +120,6 @@ impl NodeCertificates {
         Ok(Self { _thread })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,7 @@ use fabric_wire::{DelegateRequest, FrameKind, LeaseStatus, Refusal, Token, Traff
 use memory_fabric::donor::policy::{Amounts, Rule};
 use memory_fabric::donor::server::Donor;
 use memory_fabric::link::{Delegated, Leased, LinkConfig};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A process of a VM on a node, with a certificate that it has made itself.
@@ -373,12 +374,10 @@ fn connections_of_a_process_count_for_its_member() {
     assert_eq!(refusal(ask(&mut without, MIB)).0, Refusal::NotAllowed);
 }
 
-#[test]
-fn a_lease_is_delegated_again_when_its_owner_has_another_certificate() {
-    let prod = Cluster::new("prod");
-    let donor = prod.donor(16 * MIB);
-    let expected = prod.expected("vm/web", "alpha");
-    let credentials = std::sync::Arc::clone(&expected.credentials);
+/// Leases from the donor as the VM `vm/web`. Returns the lease with the credentials that it uses.
+fn leased_as_web(cluster: &Cluster, donor: &Donor) -> (Leased, Arc<SharedCredentials>) {
+    let expected = cluster.expected("vm/web", "alpha");
+    let credentials = Arc::clone(&expected.credentials);
     let leased = Leased::obtain(LinkConfig {
         local: memory_fabric::NodeId(0).into(),
         node: memory_fabric::NodeId(1),
@@ -389,7 +388,14 @@ fn a_lease_is_delegated_again_when_its_owner_has_another_certificate() {
         or_less: false,
         grace: Duration::from_secs(5),
     });
-    let leased = leased.expect("a lease");
+    (leased.expect("a lease"), credentials)
+}
+
+#[test]
+fn a_lease_is_delegated_again_when_its_owner_has_another_certificate() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let (leased, credentials) = leased_as_web(&prod, &donor);
     let process = Process::of(&prod);
     let mut delegation = leased.delegation(process.certificate());
     assert_eq!(delegation.refresh().expect("done"), Delegated::Again);
@@ -414,6 +420,30 @@ fn a_lease_is_delegated_again_when_its_owner_has_another_certificate() {
     let began = Instant::now();
     process.await_stranger(&donor, token);
     assert!(began.elapsed() < PATIENCE);
+}
+
+/// The donor checks all certificates that it was shown, so it has to get to know those beside the
+/// member's own.
+#[test]
+fn a_lease_is_delegated_again_when_its_owner_shows_the_same_certificate_with_others() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let (leased, credentials) = leased_as_web(&prod, &donor);
+    let process = Process::of(&prod);
+    let mut delegation = leased.delegation(process.certificate());
+    assert_eq!(delegation.refresh().expect("done"), Delegated::Again);
+    let before = credentials.current().fingerprint();
+    let directory = prod.directory_of("vm/web");
+    let of_file = |file| std::fs::read_to_string(directory.join(file)).expect("a file");
+    let chain = of_file("cert.pem") + &of_file("ca.pem");
+    std::fs::write(directory.join("cert.pem"), chain).expect("written");
+    assert_eq!(delegation.refresh().expect("done"), Delegated::Same);
+    credentials.refresh();
+    assert_eq!(credentials.current().fingerprint(), before, "its own");
+    assert_eq!(delegation.refresh().expect("done"), Delegated::Again);
+    assert_eq!(delegation.refresh().expect("done"), Delegated::Same);
+    let resumed = process.resume(&donor, leased.grant().token);
+    resumed.expect("its lease");
 }
 
 #[test]
