@@ -230,6 +230,20 @@ impl Words {
         Some(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
     }
 
+    /// Writes a page by a system call; false where an access of a thread would raise an error of the
+    /// memory. No other thread may access the page meanwhile.
+    pub fn write(&self, page: usize, words: &[u64]) -> bool {
+        let (mut end, mut start) = std::io::pipe().expect("a pipe");
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(bytes.len(), PAGE_SIZE);
+        start.write_all(&bytes).expect("room for a page");
+        let words = self.at(page, 0).as_ptr();
+        // SAFETY: a page of the guest view, as in `at`, which the caller has for itself. The slice is
+        // only passed to the kernel.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(words.cast::<u8>(), PAGE_SIZE) };
+        end.read_exact(bytes).is_ok()
+    }
+
     pub fn pages(&self) -> usize {
         self.count / WORDS_PER_PAGE
     }

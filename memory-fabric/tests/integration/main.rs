@@ -24,6 +24,7 @@ mod huge_pages;
 mod join_replicas;
 mod links;
 mod placing;
+mod placing_target;
 mod poison;
 mod prefetch;
 mod pressure;

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const LOCAL: u64 = 16 * MIB;
+pub(super) const LOCAL: u64 = 16 * MIB;
 
 /// Room of each donor beyond its half of the memory.
 const ROOM: u64 = 8 * MIB;
 
 /// Delay of the answers of the slow donor.
-const DELAY_US: u64 = 4_000;
+pub(super) const DELAY_US: u64 = 4_000;
 
 fn hot_blocks_move(seal: Sealing, seed: u64) {
     let all = donors::<2>();
