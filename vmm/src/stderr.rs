@@ -47,6 +47,14 @@ pub(crate) fn is_json() -> bool {
     AS_JSON.load(Ordering::Relaxed)
 }
 
+/// Whether messages are dropped. It publishes no other data.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Drops all messages from now on: the process is about to be ended in order.
+pub fn silence() {
+    IS_SILENT.store(true, Ordering::Relaxed);
+}
+
 /// Returns the line that replaces dropped messages.
 fn lost_line(count: u64) -> String {
     let text = format!("{count} messages are omitted here: stderr was not read");
@@ -70,6 +78,9 @@ pub struct Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if IS_SILENT.load(Ordering::Relaxed) {
+            return Ok(bytes.len());
+        }
         if MESSAGES.starts() {
             let pump = || MESSAGES.pump(out);
             if thread::Builder::new()

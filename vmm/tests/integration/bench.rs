@@ -1,22 +1,33 @@
 //! `ssi-hv bench` through the real binary. Needs userfaultfd.
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use serde_json::Value;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use serde_json::{Value, json};
 
 use crate::running::end;
 
 /// Timeout of a bench, far longer than on the most loaded host.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// Longest time until the end of a node that is alone. It waits for others much longer.
+const NODE_END_TIME_MAX: Duration = Duration::from_secs(5);
+
 fn bench(arguments: &[&str]) -> Value {
+    bench_that_says(arguments).0
+}
+
+/// Returns the results, and the messages.
+fn bench_that_says(arguments: &[&str]) -> (Value, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
     command.arg("bench").args(arguments).arg("--json");
     let output = end::output_within(&mut command, LIMIT);
-    let error = String::from_utf8_lossy(&output.stderr);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{arguments:?}: {error}");
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    let result = serde_json::from_slice(&output.stdout).expect("JSON");
+    (result, error)
 }
 
 #[test]
@@ -163,7 +174,9 @@ fn stripes_are_measured_beside_one_copy_and_cost_half_a_write_back_more() {
 
 #[test]
 fn three_processes_share_a_memory_and_count_exactly() {
-    let result = bench(&["coherence", "--nodes", "3", "--seconds", "2", "--tls"]);
+    let arguments = ["coherence", "--nodes", "3", "--seconds", "2", "--tls"];
+    let (result, said) = bench_that_says(&arguments);
+    assert_eq!(said, "", "all nodes have ended in order");
     let transactions = result["transactions"].as_array().expect("a list");
     assert_eq!(transactions.len(), 5, "{result}");
     let under_tls = result["tls"].as_array().expect("a list");
@@ -189,9 +202,59 @@ fn three_processes_share_a_memory_and_count_exactly() {
     }
 }
 
+/// Starts a node of `ssi-hv bench coherence`, the place `me` of two. Returns it with what it says
+/// of its ports.
+fn coherence_node(me: u8) -> (Child, Value) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    command.args(["bench", "coherence-node"]);
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut node = pipes.spawn().expect("it starts");
+    let cpus = sched_getaffinity(None).expect("CPUs");
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|&cpu| cpus.is_set(cpu))
+        .collect();
+    let setup = json!({
+        "me": me, "cpus": cpus, "blocks": 2, "secret": vec![7; 32], "tls": false, "rdma": null,
+        "donor": null,
+    });
+    writeln!(node.stdin.as_ref().expect("a pipe"), "{setup}").expect("it reads");
+    let output = node.stdout.as_mut().expect("a pipe");
+    assert!(
+        end::is_readable(&*output, end::LIMIT),
+        "node {me} is silent"
+    );
+    let mut said = BufReader::new(output);
+    let mut line = String::new();
+    said.read_line(&mut line).expect("a pipe");
+    (node, serde_json::from_str(&line).expect("JSON"))
+}
+
+#[test]
+fn a_node_ends_at_once_with_the_process_that_started_it_whatever_it_waits_for() {
+    let [(mut one, ports), (mut other, of_other)] = [0, 1].map(coherence_node);
+    let table = [ports, of_other].map(|ports| {
+        let at = |port: &str| format!("127.0.0.1:{}", ports["Ports"][port]);
+        json!({
+            "memory": at("memory"), "vcpus": at("vcpus"), "lent_bytes": 4 << 20,
+            "certificate": null,
+        })
+    });
+    // The one that connects waits for the other one, which does not know of it.
+    let connect = json!({ "Do": { "Connect": table } });
+    let mut input = other.stdin.take().expect("a pipe");
+    writeln!(input, "{connect}").expect("it reads");
+    drop(input);
+    let ended = end::end_within(&mut other, NODE_END_TIME_MAX);
+    drop(one.stdin.take());
+    let ended_too = end::end_within(&mut one, NODE_END_TIME_MAX);
+    assert!(ended.is_some(), "it waits for the other node");
+    assert!(ended_too.is_some(), "it waits for commands");
+}
+
 #[test]
 fn pages_at_a_donor_reach_two_nodes_and_are_right() {
-    let result = bench(&["coherence", "--seconds", "1", "--donor"]);
+    let (result, said) = bench_that_says(&["coherence", "--seconds", "1", "--donor"]);
+    assert_eq!(said, "", "all nodes have ended in order");
     let donor = result["donor"].as_array().expect("a list");
     let names: Vec<_> = donor.iter().map(|fetch| &fetch["name"]).collect();
     let wanted = [

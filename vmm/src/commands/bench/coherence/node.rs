@@ -1,21 +1,25 @@
 //! A node of the benchmark: a process that shares a memory with others and carries out commands.
 
-use std::io::{BufReader, stdin, stdout};
+use std::io::{BufRead, BufReader, Write as _, stdin, stdout};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::compute::{Layout, Listeners, Membership, SharedGuest, SharingError};
 use memory_fabric::fabric::{DonorAddress, Fabric};
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::rdma::Settings;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::stderr::{self, Stderr};
 
 use super::floor;
-use super::protocol::{Answer, Command, Counters, Pages, Setup, UsedDonor, Work, hear, say};
+use super::protocol::{
+    Answer, Command, Counters, Pages, Request, Setup, UsedDonor, Work, hear, say,
+};
 use crate::commands::Failure;
 use crate::commands::bench::fault::{self, next};
 use crate::commands::bench::placement;
@@ -38,8 +42,12 @@ pub fn serve() -> Result<ExitCode, Failure> {
 }
 
 fn run() -> Result<()> {
-    let (mut input, mut output) = (BufReader::new(stdin().lock()), stdout().lock());
-    let setup: Setup = hear(&mut input)?;
+    let (mut input, mut output) = (BufReader::new(stdin()), stdout());
+    // Without it there is nothing to end yet.
+    let Some(setup): Option<Setup> = hear(&mut input)? else {
+        return Ok(());
+    };
+    let commands = commands(input)?;
     placement::use_only(&setup.cpus)?;
     let address = setup.rdma.unwrap_or(Ipv4Addr::LOCALHOST.into());
     let listeners = match setup.tls {
@@ -50,7 +58,7 @@ fn run() -> Result<()> {
     // Dropped after the memory that is shared, which uses its connections.
     let fabric = setup.donor.map(|donor| lease(donor, bytes)).transpose()?;
     say(&mut output, &Answer::Ports(listeners.ports()?))?;
-    let Command::Connect(table) = hear(&mut input)? else {
+    let Command::Connect(table) = commands.recv()? else {
         bail!("the first command has to be the table of all nodes");
     };
     let memory = match &fabric {
@@ -70,7 +78,7 @@ fn run() -> Result<()> {
     };
     let failed = move |error: SharingError| {
         // Threads that wait for a page would wait for ever.
-        eprintln!("node {}: {error}", setup.me);
+        let _ = writeln!(Stderr::default(), "node {}: {error}", setup.me);
         std::process::exit(1);
     };
     // No vCPUs use the connections of these.
@@ -79,7 +87,7 @@ fn run() -> Result<()> {
     let view = View::new(&memory);
     say(&mut output, &Answer::Done)?;
     loop {
-        let answer = match hear(&mut input)? {
+        let answer = match commands.recv()? {
             Command::Connect(_) => bail!("the nodes are connected"),
             Command::Touch { pages, write } => Answer::Times(touch(&view, pages, write)?),
             Command::Fill(pages) => {
@@ -104,13 +112,39 @@ fn run() -> Result<()> {
             Command::FloorServe(donor) => Answer::Listening(floor::serve(donor)?),
             Command::Floor { far, what } => Answer::Times(floor::measure(far, what)?),
             Command::Stats => Answer::Stats(counters(&shared)?),
-            Command::End => {
-                say(&mut output, &Answer::Done)?;
-                return Ok(());
-            }
         };
         say(&mut output, &answer)?;
     }
+}
+
+/// Starts a thread that reads what is requested. It ends this process as soon as the one that
+/// started it has ended: other threads may wait for pages that nobody sends any more.
+fn commands(input: impl BufRead + Send + 'static) -> Result<Receiver<Command>> {
+    let (sender, commands) = bounded(1);
+    let read = move || {
+        if let Err(error) = read_requests(input, &sender) {
+            let _ = writeln!(Stderr::default(), "a request to a node: {error:#}");
+        }
+        std::process::exit(1);
+    };
+    let thread = std::thread::Builder::new().name("requests".into());
+    thread.spawn(read).context("cannot start a thread")?;
+    Ok(commands)
+}
+
+/// Passes on commands until there are no more requests.
+fn read_requests(mut input: impl BufRead, commands: &Sender<Command>) -> Result<()> {
+    while let Some(request) = hear(&mut input)? {
+        match request {
+            // Once the other thread has failed, it reports why, and does nothing more.
+            Request::Do(command) => drop(commands.send(command)),
+            Request::Hush => {
+                stderr::silence();
+                say(&mut stdout(), &Answer::Hushed)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Obtains a lease from a donor for a shared memory, as `ssi-hv run` does.

@@ -1,20 +1,23 @@
 //! The processes of the benchmark.
 
-use std::io::{BufReader, Write as _};
+use std::io::BufReader;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, ChildStdin, Command as Process, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use crossbeam_channel::{Receiver, bounded};
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::compute::{ComputeTable, VmSecret, member};
 
-use super::protocol::{Answer, Command, Setup, UsedDonor, hear, say};
+use super::protocol::{Answer, Command, Request, Setup, UsedDonor, hear, say};
 use crate::commands::bench::placement;
 
 /// Longest wait for a node's answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Longest wait for all nodes to be ready to be killed.
+const HUSH_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// What memory travels by.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,7 +105,7 @@ impl Nodes {
     /// Asks one node.
     pub(super) fn ask(&mut self, node: usize, command: &Command) -> Result<Answer> {
         let node = self.0.get_mut(node).context("no such node")?;
-        say(&mut node.input, command)?;
+        say(&mut node.input, &Request::Do(command.clone()))?;
         node.answer()
     }
 
@@ -114,7 +117,7 @@ impl Nodes {
     /// Asks each node something else at once.
     pub(super) fn each(&mut self, command: impl Fn(usize) -> Command) -> Result<Vec<Answer>> {
         for (place, node) in self.0.iter_mut().enumerate() {
-            say(&mut node.input, &command(place))?;
+            say(&mut node.input, &Request::Do(command(place)))?;
         }
         self.0.iter_mut().map(Node::answer).collect()
     }
@@ -140,6 +143,8 @@ impl Node {
             let mut output = BufReader::new(output);
             loop {
                 let answer = hear(&mut output);
+                let answer =
+                    answer.and_then(|heard| heard.context("a node of the benchmark ended"));
                 let is_last = answer.is_err();
                 if sender.send(answer).is_err() || is_last {
                     return;
@@ -162,10 +167,22 @@ impl Node {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
+        // A node whose peers are gone would report that.
         for node in &mut self.0 {
-            let _ = node.input.write_all(b"\"End\"\n");
-            // It may wait for a page of a node that has ended.
+            let _ = say(&mut node.input, &Request::Hush);
+        }
+        let deadline = Instant::now() + HUSH_TIME_MAX;
+        for node in &self.0 {
+            // What it was asked before may be answered first. One that has ended answers nothing.
+            while let Ok(Ok(answer)) = node.answers.recv_deadline(deadline)
+                && !matches!(answer, Answer::Hushed)
+            {}
+        }
+        // All of them first: one may wait for a page of another.
+        for node in &mut self.0 {
             let _ = node.child.kill();
+        }
+        for node in &mut self.0 {
             let _ = node.child.wait();
         }
     }

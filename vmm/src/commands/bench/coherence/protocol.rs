@@ -3,7 +3,7 @@
 use std::io::{BufRead, Write};
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use memory_fabric::compute::{ComputePorts, ComputeTable, VmSecret};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -95,6 +95,16 @@ impl Work {
     ];
 }
 
+/// A line to a node after the first.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) enum Request {
+    /// To be done when all before it is done.
+    Do(Command),
+    /// The node is about to be killed, and others before it: it reports nothing from now on.
+    /// Answered at once, whatever it does.
+    Hush,
+}
+
 /// What a node is asked to do.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum Command {
@@ -120,8 +130,6 @@ pub(super) enum Command {
     Floor { far: SocketAddr, what: Exchange },
     /// Counters of the engine, and CPU time.
     Stats,
-    /// End.
-    End,
 }
 
 /// Counters of a node.
@@ -162,6 +170,8 @@ pub(super) enum Answer {
     Count(u64),
     /// Its counters.
     Stats(Counters),
+    /// It reports nothing any more.
+    Hushed,
 }
 
 /// Writes a line.
@@ -172,10 +182,14 @@ pub(super) fn say(to: &mut impl Write, value: &impl Serialize) -> Result<()> {
     Ok(to.flush()?)
 }
 
-/// Reads a line.
-pub(super) fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<T> {
+/// Reads a line; `None` when the other process has ended.
+pub(super) fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>> {
     let mut line = String::new();
-    let read = from.read_line(&mut line)?;
-    ensure!(read > 0, "a node of the benchmark ended");
-    serde_json::from_str(&line).with_context(|| format!("cannot understand {line:?}"))
+    if from.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let heard = serde_json::from_str(&line);
+    Ok(Some(
+        heard.with_context(|| format!("cannot understand {line:?}"))?,
+    ))
 }
