@@ -256,12 +256,13 @@ impl VirtioDevice for Console {
 
     fn serve(&self, queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         let mut state = lock(&self.state);
-        self.attend(&mut state);
         if queue == RECEIVE_QUEUE {
+            self.attend(&mut state);
             return self.receive(&mut state, ring);
         }
+        // Events stay for the other queue, which is served for them: input is read there.
         let more = state.send(ring);
-        self.attend(&mut state);
+        state.flush();
         more
     }
 

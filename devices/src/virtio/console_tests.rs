@@ -153,6 +153,7 @@ fn one_client_at_a_time_is_served_and_what_it_typed_before_it_went_arrives() {
     let mut second = bed.client();
     second.write_all(b"second").unwrap();
     first.write_all(b"first").unwrap();
+    bed.attend();
     bed.write(b"for the first");
     assert_eq!(read(&first, 13), b"for the first");
     drop(first);
@@ -202,6 +203,11 @@ fn the_sockets_have_an_event_when_something_is_to_be_done() {
     client.write_all(b"x").unwrap();
     happens("it types");
     assert_eq!(bed.got(), b"x");
+    bed.offer_room(100);
+    client.write_all(b"z").unwrap();
+    bed.write(b"the guest writes before the event is taken");
+    happens("it has typed meanwhile");
+    assert_eq!(bed.got(), b"z");
     for _ in 0..200 {
         bed.write(&[7; 8192]);
     }
