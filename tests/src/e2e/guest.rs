@@ -19,7 +19,7 @@ pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(150);
 pub(super) const SHORT: Duration = Duration::from_secs(60);
 
 /// Message of the guest's init when it runs.
-const INIT_REACHED: &str = "SSI-HV guest: init reached";
+pub(super) const INIT_REACHED: &str = "SSI-HV guest: init reached";
 
 const RUN_REPORT: &str = "/tmp/run.json";
 

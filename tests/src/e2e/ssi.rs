@@ -10,6 +10,7 @@ mod hotplug;
 mod idle;
 mod numa;
 mod often;
+mod parameters;
 
 use std::time::{Duration, Instant};
 
@@ -133,6 +134,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_product: true,
         hosts: Hosts::TWO_6_12,
         run: idle::costs,
+    },
+    Scenario {
+        name: "ssi_parameters",
+        about: "how long a boot on two hosts takes without each default parameter of its kernel",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: parameters::compared,
     },
     Scenario {
         name: "ssi_twenty_boots",

@@ -304,7 +304,11 @@ impl RunSettings {
 
     /// Bytes of the longest parameters that [`node_parameters`] may add.
     fn longest_node_parameters(&self) -> usize {
-        let longest = || node_parameters(&self.cmdline, Some(TSC_KHZ_FOR_LPJ_MAX)).len();
+        // The lists of CPUs are longest with as many on both sides.
+        let longest = || {
+            let [here, cpus] = [CPUS_MAX / 2, CPUS_MAX].map(u32::from);
+            node_parameters(&self.cmdline, Some(TSC_KHZ_FOR_LPJ_MAX), here, cpus).len()
+        };
         if self.nodes.is_empty() { 0 } else { longest() }
     }
 

@@ -413,7 +413,10 @@ fn kernel_parameters(config: &RunConfig) -> Result<String, MachineError> {
     if config.nodes.is_empty() {
         return Ok(given.clone());
     }
-    let added = node_parameters(given, Some(tsc_khz()?));
+    let elsewhere: u32 = config.nodes.iter().map(|node| u32::from(node.cpus)).sum();
+    let cpus = u32::from(config.cpus);
+    let here = cpus.saturating_sub(elsewhere);
+    let added = node_parameters(given, Some(tsc_khz()?), here, cpus);
     if !added.is_empty() {
         tracing::info!(
             "kernel parameters for vCPUs on several hosts: {}",

@@ -27,13 +27,14 @@ const TICKS_PER_SECOND: u32 = 250;
 
 /// Returns the default parameters of a kernel whose vCPUs are on several hosts, without those that
 /// `given` has, each followed by a space. `tsc_khz` is the rate of all its time stamp counters in
-/// kHz, if it is known.
+/// kHz, if it is known. The first `here` of its `cpus` vCPUs are on the host with the devices.
 ///
 /// Such a kernel would measure delays and counters against each other on vCPUs that wait for pages
-/// meanwhile, which takes minutes and finds faults where there are none.
+/// meanwhile, which takes minutes and finds faults where there are none. And it would have a vCPU
+/// that has nothing to do look for work of others, and take interrupts of devices, from another host.
 #[must_use]
-pub fn node_parameters(given: &str, tsc_khz: Option<u32>) -> String {
-    let mut defaults: Vec<String> = vec!["tsc=reliable".into(), "no_timer_check".into()];
+pub fn node_parameters(given: &str, tsc_khz: Option<u32>, here: u32, cpus: u32) -> String {
+    let mut defaults: Vec<String> = vec!["tsc=reliable".into()];
     if let Some(khz) = tsc_khz.filter(|khz| *khz > 0) {
         defaults.push(format!("tsc_early_khz={khz}"));
         if khz <= TSC_KHZ_FOR_LPJ_MAX {
@@ -43,9 +44,21 @@ pub fn node_parameters(given: &str, tsc_khz: Option<u32>) -> String {
         }
     }
     let given: Vec<String> = names(given).collect();
+    if (1..cpus).contains(&here) && !given.iter().any(|name| name == "isolcpus") {
+        defaults.push(format!("nohz_full={}", range(here, cpus)));
+        defaults.push(format!("irqaffinity={}", range(0, here)));
+    }
     let is_new = |parameter: &String| !names(parameter).any(|name| given.contains(&name));
     let kept = defaults.into_iter().filter(is_new);
     kept.map(|parameter| parameter + " ").collect()
+}
+
+/// CPUs from `first` to before `end` as the kernel's lists have them.
+fn range(first: u32, end: u32) -> String {
+    match end - first {
+        1 => first.to_string(),
+        _ => format!("{first}-{}", end - 1),
+    }
 }
 
 /// The parameter with which Linux keeps only movable pages, none of its own data, in the memory of
@@ -110,11 +123,12 @@ mod tests {
 
     #[test]
     fn kernels_on_several_hosts_are_told_the_rate_of_their_counters() {
-        let all = "tsc=reliable no_timer_check tsc_early_khz=2999998 lpj=11999992 ";
+        let node_parameters = |given, khz| super::node_parameters(given, khz, 1, 1);
+        let all = "tsc=reliable tsc_early_khz=2999998 lpj=11999992 ";
         assert_eq!(node_parameters("", Some(2_999_998)), all);
         assert_eq!(
             node_parameters("", None),
-            "tsc=reliable no_timer_check ",
+            "tsc=reliable ",
             "no rate is known"
         );
         assert_eq!(node_parameters("", Some(0)), node_parameters("", None));
@@ -131,6 +145,21 @@ mod tests {
     }
 
     #[test]
+    fn vcpus_elsewhere_have_no_work_of_others() {
+        let added = |given, here, cpus| {
+            node_parameters(given, None, here, cpus).replace("tsc=reliable ", "")
+        };
+        assert_eq!(added("", 1, 2), "nohz_full=1 irqaffinity=0 ");
+        assert_eq!(added("", 2, 4), "nohz_full=2-3 irqaffinity=0-1 ");
+        assert_eq!(added("nohz_full=3", 2, 4), "irqaffinity=0-1 ");
+        assert_eq!(added("irqaffinity=0-3", 1, 4), "nohz_full=1-3 ");
+        assert_eq!(added("isolcpus=domain,1", 1, 2), "");
+        for (here, cpus) in [(2, 2), (0, 2), (0, 0)] {
+            assert_eq!(added("", here, cpus), "", "{here} of {cpus}");
+        }
+    }
+
+    #[test]
     fn nodes_are_movable_once() {
         assert_eq!(movable_parameter("quiet"), "movable_node ");
         assert_eq!(movable_parameter("quiet movable-node"), "");
@@ -140,10 +169,10 @@ mod tests {
     #[test]
     fn parameters_that_are_given_are_not_added() {
         let khz = Some(1_000_000);
+        let node_parameters = |given, khz| super::node_parameters(given, khz, 1, 2);
         for (given, gone) in [
             ("tsc=unstable", "tsc=reliable"),
-            ("quiet no_timer_check root=/dev/vda", "no_timer_check"),
-            ("no-timer-check", "no_timer_check"),
+            ("quiet lpj=1 root=/dev/vda", "lpj=4000000"),
             ("\"tsc=unstable\"", "tsc=reliable"),
             ("tsc-early-khz=5", "tsc_early_khz=1000000"),
             ("x=\"a b\" lpj=7", "lpj=4000000"),

@@ -73,9 +73,9 @@ fn kernel_parameters_that_no_kernel_takes_are_refused_before_anything_starts() {
         ),
         // And what a kernel on several hosts gets, at its longest.
         (
-            &long[..1962],
+            &long[..1941],
             &["--cpus", "2", "--node", "127.0.0.1:1,cpus=1"],
-            "1961 is the limit",
+            "1940 is the limit",
         ),
     ] {
         // No donor listens there, which would be reported first if a connection were attempted.

@@ -133,9 +133,10 @@ fn a_guest_starts_its_second_cpu_on_a_node() {
         .split_once("kernel parameters for vCPUs on several hosts: ")
         .expect("the log has what the kernel got");
     let added = added.lines().next().unwrap_or_default();
-    let khz = added.strip_prefix("no_timer_check tsc_early_khz=");
+    let khz = added.strip_prefix("tsc_early_khz=");
     let khz = khz.and_then(|rest| rest.split(' ').next()?.parse().ok());
     assert!(khz > Some(100_000_u32), "{added}");
+    assert!(added.ends_with(" nohz_full=1 irqaffinity=0"), "{added}");
     let report = fs::read_to_string(report).expect("a report");
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     assert_eq!(report["guest"]["irqchip"], "user");
