@@ -63,6 +63,9 @@ pub struct Args {
     /// About how long that may take.
     #[arg(long, requires = "ssi", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
+    /// Compute on this CPU, as a process that `--ssi` starts orders.
+    #[arg(long, value_name = "CPU", hide = true)]
+    pub compute: Option<usize>,
     /// Measure how late sleeps end instead.
     #[arg(long, conflicts_with_all = ["node", "passes", "pattern", "kinds", "bytes", "seed", "ssi"])]
     pub timers: bool,

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use faultprobe::ssi::processes;
 use faultprobe::{Args, memory, timer};
 
 fn main() -> ExitCode {
@@ -18,6 +19,10 @@ fn main() -> ExitCode {
 
 /// Returns whether all was right.
 fn run(args: &Args) -> Result<bool, String> {
+    if let Some(cpu) = args.compute {
+        let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
+        return processes::obey(cpu, input, output).map(|()| true);
+    }
     if args.ssi {
         return faultprobe::run_ssi(args);
     }

@@ -12,6 +12,8 @@ const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;
 /// Pages from this one on were never written.
 const WRITTEN: usize = 11_000;
+/// What is written in the second half, which one of two donors has, and cannot be here all at once.
+const AWAY: u64 = WRITTEN as u64 - (GUEST / 2 + LOCAL) / 4096;
 
 fn running(donors: &[Donor]) -> Running {
     let addresses: Vec<_> = donors.iter().map(Donor::address).collect();
@@ -76,7 +78,7 @@ fn exactly_the_pages_that_only_a_lost_donor_had_are_lost() {
     let second = donors.pop();
     drop(second);
     let event = lost(&running);
-    assert!(event.lost_pages > 1000, "{event:?}");
+    assert!(event.lost_pages >= AWAY, "{event:?}");
     assert!(
         event.kept_pages > 1000,
         "pages that are here, or were never written: {event:?}"

@@ -183,13 +183,13 @@ pub(super) fn table(two: &Value, one: &Value, report: &Value) -> String {
         let at = |probe: &Value| probe["ssi"].pointer(pointer).cloned().unwrap_or_default();
         row(name, &at(two), &at(one), " us");
     }
-    let rate = |probe: &Value| probe["ssi"]["rate"]["ratio"].clone();
-    row(
-        "rate of both CPUs, one alone is 1",
-        &rate(two),
-        &rate(one),
-        "",
-    );
+    for (name, kind) in [
+        ("two processes, one alone is 1", "process_rate"),
+        ("two threads, one alone is 1", "rate"),
+    ] {
+        let at = |probe: &Value| probe["ssi"][kind]["ratio"].clone();
+        row(name, &at(two), &at(one), "");
+    }
     row("violations", &two["violations"], &one["violations"], "");
     row(
         "corrupt bytes",
@@ -236,6 +236,7 @@ mod tests {
                     "machine": {"online": "0-1", "sockets": 1, "nodes": [{"node": 0, "cpus": "0-1", "memory_bytes": 2 << 20}]},
                     "transfers": [{"latency_us": {"p50": p50}}],
                     "rate": {"ratio": 1.9},
+                    "process_rate": {"ratio": 1.75},
                     "ordering": [{}, {}],
                 },
                 "violations": 0, "corrupt_bytes": 0, "verified_bytes": 4096,
@@ -262,6 +263,8 @@ mod tests {
             line("wake-up").ends_with("-             -        -"),
             "{text}"
         );
+        assert!(line("two threads").contains("1.9"), "{text}");
+        assert!(line("two processes").contains("1.75"), "{text}");
         assert!(text.contains("NUMA node 0: CPUs 0-1, 2 MiB"), "{text}");
         let node = "node 0: CPUs [0,2]; pages received 7, sent 5; upgrades 3; tokens 1";
         assert!(text.contains(node) && !text.contains("node 1:"), "{text}");

@@ -314,12 +314,13 @@ fn verified(context: &Context<'_>, layout: &Layout, kernel: &'static str) -> Res
     ensure!(tests.len() == layout.tests, "litmus tests: {ssi}");
     let p50 = |pairs: &str| ssi[pairs][0]["latency_us"]["p50"].as_f64().unwrap_or(0.0);
     context.note(format!(
-        "{} CPUs: init after {:.0} s; transfer {:.0} us, wake-up {:.0} us, call {:.0} us, rate {} (emulated)",
+        "{} CPUs: init after {:.0} s; transfer {:.0} us, wake-up {:.0} us, call {:.0} us; rate of processes {}, of threads {} (emulated)",
         layout.cpus,
         to_init.as_secs_f64(),
         p50("transfers"),
         p50("wakes"),
         p50("calls"),
+        ssi["process_rate"]["ratio"],
         ssi["rate"]["ratio"],
     ));
     Ok(Verdict::Pass)

@@ -10,12 +10,13 @@ pub mod exact;
 pub mod interrupt;
 pub mod machine;
 pub mod ordering;
+pub mod processes;
 pub mod team;
 pub mod time;
 pub mod transfer;
 pub mod work;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,14 +31,14 @@ use interrupt::{Calls, Counted, Wakes};
 use machine::Machine;
 use ordering::{Litmus, Variables};
 use team::{Deadline, Team};
-use work::{Computed, Sort};
+use work::{Computed, Rate, Sort};
 
 /// CPU 0 is paired with at most so many others.
 const PAIRS_MAX: usize = 8;
 /// At most so many CPUs compute alone, one after the other.
 const ALONE_MAX: usize = 4;
 /// Shares of the time: see [`Probe::share`]. Their sum is that of all parts.
-const SHARES: u32 = 21;
+const SHARES: u32 = 24;
 /// How long the rate of the counter is measured before deadlines are derived from it.
 const RATE_TIME: Duration = Duration::from_millis(50);
 /// How long past its deadline a lock is awaited; the other CPU may be preempted while it has it.
@@ -93,17 +94,6 @@ pub struct Checked {
     wrong: u64,
 }
 
-/// How fast all CPUs together compute without memory.
-#[derive(Debug, Serialize)]
-pub struct Rate {
-    /// Computations in a million ticks, of CPUs alone.
-    alone: Vec<f64>,
-    /// Of all CPUs at the same time.
-    together: f64,
-    /// The latter divided by the mean of the former.
-    ratio: f64,
-}
-
 /// The results.
 #[derive(Debug, Serialize)]
 pub struct Results {
@@ -128,6 +118,8 @@ pub struct Results {
     times: Vec<Times>,
     sorted: Checked,
     rate: Rate,
+    /// The same of a process on each CPU.
+    process_rate: Rate,
 }
 
 /// The printed object.
@@ -159,11 +151,17 @@ impl Report {
 /// # Errors
 /// Fails when there is one CPU only, or a thread cannot run.
 pub fn run(seconds: u64) -> Result<Report, String> {
-    run_on(Duration::from_secs(seconds), Pages::new)
+    let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
+    run_on(Duration::from_secs(seconds), Pages::new, program)
 }
 
-/// Measures memory that `allocate` makes from a number of pages.
-fn run_on<C: Cells>(time: Duration, allocate: fn(usize) -> C) -> Result<Report, String> {
+/// Measures memory that `allocate` makes from a number of pages. `program` is this one, for a process
+/// on each CPU.
+fn run_on<C: Cells>(
+    time: Duration,
+    allocate: fn(usize) -> C,
+    program: PathBuf,
+) -> Result<Report, String> {
     let cpus = team::cpus().map_err(|error| format!("which CPUs there are: {error}"))?;
     if cpus.len() < 2 {
         return Err(format!(
@@ -181,6 +179,7 @@ fn run_on<C: Cells>(time: Duration, allocate: fn(usize) -> C) -> Result<Report, 
         all: (0..cpus.len()).collect(),
         cpus,
         allocate,
+        program,
         share: ticks_of(time / SHARES, ns_per_tick),
         patience: ticks_of(PATIENCE, ns_per_tick),
         clock,
@@ -207,6 +206,7 @@ struct Probe<C> {
     /// The numbers of all threads of the team.
     all: Vec<usize>,
     allocate: fn(usize) -> C,
+    program: PathBuf,
     /// Ticks of one share of the time.
     share: u64,
     patience: u64,
@@ -241,6 +241,7 @@ impl<C: Cells> Probe<C> {
             times: self.times()?,
             sorted: self.sort()?,
             rate: self.rate()?,
+            process_rate: self.process_rate()?,
             cpus: self.cpus,
         };
         Ok(Report {
@@ -422,25 +423,29 @@ impl<C: Cells> Probe<C> {
         Ok(checked)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a few CPUs")]
     fn rate(&mut self) -> Result<Rate, String> {
-        let alone: Vec<usize> = self.all.iter().copied().take(ALONE_MAX).collect();
-        let ticks = self.share * 2 / (alone.len() as u64 + 1);
+        let ticks = self.rate_ticks();
         let mut compute = |who: &[usize]| -> Result<f64, String> {
             let work = move |_| Computed::until(&Deadline::after(ticks));
             let computed = self.team.run(who, work)?;
             self.violations += computed.iter().map(|one| one.wrong).sum::<u64>();
             Ok(computed.iter().map(|one| one.rate()).sum())
         };
-        let alone = alone.iter().map(|&one| compute(&[one]));
+        let alone = self.all.iter().take(ALONE_MAX).map(|&one| compute(&[one]));
         let alone = alone.collect::<Result<Vec<f64>, String>>()?;
-        let together = compute(&self.all)?;
-        let mean = alone.iter().sum::<f64>() / alone.len() as f64;
-        Ok(Rate {
-            ratio: rounded(together / mean),
-            together: rounded(together),
-            alone: alone.into_iter().map(rounded).collect(),
-        })
+        Ok(Rate::of(alone, compute(&self.all)?))
+    }
+
+    fn process_rate(&mut self) -> Result<Rate, String> {
+        let ticks = self.rate_ticks();
+        let (rate, wrong) = processes::rate(&self.program, &self.cpus, ALONE_MAX, ticks)?;
+        self.violations += wrong;
+        Ok(rate)
+    }
+
+    /// Two shares, for some CPUs alone and all together.
+    fn rate_ticks(&self) -> u64 {
+        self.share * 2 / (self.all.len().min(ALONE_MAX) as u64 + 1)
     }
 }
 

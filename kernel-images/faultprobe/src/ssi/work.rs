@@ -1,6 +1,9 @@
 //! A parallel computation whose results each CPU checks for another, and the rate of all CPUs.
 
+use serde::{Deserialize, Serialize};
+
 use super::cells::{Cells, PAGE_CELLS, at};
+use super::rounded;
 use super::team::Deadline;
 use crate::pattern::mix;
 
@@ -100,7 +103,7 @@ fn numbers(cpu: usize, round: u64) -> Vec<u64> {
 }
 
 /// How much one CPU computed without memory.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Computed {
     /// Computations.
     pub count: u64,
@@ -128,6 +131,30 @@ impl Computed {
     #[expect(clippy::cast_precision_loss, reason = "53 bits are enough for a rate")]
     pub fn rate(self) -> f64 {
         self.count as f64 * 1e6 / self.ticks.max(1) as f64
+    }
+}
+
+/// How fast all CPUs together compute without memory.
+#[derive(Debug, Serialize)]
+pub struct Rate {
+    /// Computations in a million ticks, of CPUs alone.
+    pub alone: Vec<f64>,
+    /// Of all CPUs at the same time.
+    pub together: f64,
+    /// The latter divided by the mean of the former.
+    pub ratio: f64,
+}
+
+impl Rate {
+    /// Compares the rates of CPUs alone with that of all.
+    #[expect(clippy::cast_precision_loss, reason = "a few CPUs")]
+    pub fn of(alone: Vec<f64>, together: f64) -> Self {
+        let mean = alone.iter().sum::<f64>() / alone.len() as f64;
+        Self {
+            ratio: rounded(together / mean),
+            together: rounded(together),
+            alone: alone.into_iter().map(rounded).collect(),
+        }
     }
 }
 

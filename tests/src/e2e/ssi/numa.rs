@@ -42,11 +42,12 @@ pub(super) fn exposed(context: &Context<'_>) -> Result {
     has_two_hosts(&ssi["machine"])?;
     let p50 = |pairs: &str| ssi[pairs][0]["latency_us"]["p50"].as_f64().unwrap_or(0.0);
     context.note(format!(
-        "NUMA nodes {}; init after {:.0} s; transfer {:.0} us, wake-up {:.0} us, rate {} (emulated)",
+        "NUMA nodes {}; init after {:.0} s; transfer {:.0} us, wake-up {:.0} us; rate of processes {}, of threads {} (emulated)",
         ssi["machine"]["nodes"],
         to_init.as_secs_f64(),
         p50("transfers"),
         p50("wakes"),
+        ssi["process_rate"]["ratio"],
         ssi["rate"]["ratio"],
     ));
     Ok(Verdict::Pass)
