@@ -15,9 +15,11 @@ pub mod flood;
 pub mod hostile;
 mod process;
 pub mod proxy;
+mod threads;
 pub mod throttle;
 pub mod traffic;
 pub mod udp_proxy;
 
 pub use fabric::*;
 pub use process::in_own_process;
+pub use threads::run_beside;

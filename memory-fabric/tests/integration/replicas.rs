@@ -23,6 +23,7 @@ pub(super) fn replicated(donors: &[SocketAddr]) -> FabricConfig {
 
 /// Increments random words with several threads until `increments` were made and `disturb`, which is
 /// called with their number, has returned true; then every word must hold its number of increments.
+/// When one of the threads panics, all end, and this panics with it.
 pub(super) fn increment(
     running: &Running,
     seed: u64,
@@ -31,53 +32,41 @@ pub(super) fn increment(
 ) {
     let words = Words::of(&running.fabric);
     let pages = words.pages();
-    let done = AtomicU64::new(0);
-    let (disturbed, finished) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (done, disturbed) = (AtomicU64::new(0), AtomicBool::new(false));
     let started = Instant::now();
-    let mut totals = vec![0_u64; pages * WORDS_PER_PAGE];
-    std::thread::scope(|scope| {
-        let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| {
-                let (done, disturbed) = (&done, &disturbed);
-                scope.spawn(move || {
-                    let mut random = Random(seed * 100 + writer as u64);
-                    let mut added = vec![0_u32; pages * WORDS_PER_PAGE];
-                    while done.load(Ordering::Relaxed) < increments
-                        || !disturbed.load(Ordering::Relaxed)
-                    {
-                        assert!(started.elapsed() < PATIENCE, "seed {seed} takes too long");
-                        // Some are sequential, so that pages are prefetched.
-                        let run = if random.below(64) == 0 { 48 } else { 1 };
-                        let first = random.below(pages - run);
-                        let word = random.below(WORDS_PER_PAGE);
-                        for page in first..first + run {
-                            for step in 0..8 {
-                                let word = (word + step * 61) % WORDS_PER_PAGE;
-                                words.at(page, word).fetch_add(1, Ordering::Relaxed);
-                                added[page * WORDS_PER_PAGE + word] += 1;
-                            }
-                        }
-                        done.fetch_add(8 * run as u64, Ordering::Relaxed);
-                    }
-                    added
-                })
-            })
-            .collect();
-        let (done, disturbed, finished) = (&done, &disturbed, &finished);
-        scope.spawn(move || {
-            while !finished.load(Ordering::Relaxed) {
-                let is_done = disturb(done.load(Ordering::Relaxed));
-                disturbed.store(is_done, Ordering::Relaxed);
-                std::thread::yield_now();
+    let write = |writer: usize, ended: &AtomicBool| {
+        let mut random = Random(seed * 100 + writer as u64);
+        let mut added = vec![0_u32; pages * WORDS_PER_PAGE];
+        let is_due =
+            || done.load(Ordering::Relaxed) < increments || !disturbed.load(Ordering::Relaxed);
+        while is_due() && !ended.load(Ordering::Relaxed) {
+            assert!(started.elapsed() < PATIENCE, "seed {seed} takes too long");
+            // Some are sequential, so that pages are prefetched.
+            let run = if random.below(64) == 0 { 48 } else { 1 };
+            let first = random.below(pages - run);
+            let word = random.below(WORDS_PER_PAGE);
+            for page in first..first + run {
+                for step in 0..8 {
+                    let word = (word + step * 61) % WORDS_PER_PAGE;
+                    words.at(page, word).fetch_add(1, Ordering::Relaxed);
+                    added[page * WORDS_PER_PAGE + word] += 1;
+                }
             }
-        });
-        for writer in writers {
-            for (total, added) in totals.iter_mut().zip(writer.join().expect("writer")) {
-                *total += u64::from(added);
-            }
+            done.fetch_add(8 * run as u64, Ordering::Relaxed);
         }
-        finished.store(true, Ordering::Relaxed);
+        added
+    };
+    let (added, ()) = run_beside(WRITERS, write, |ended| {
+        while !ended.load(Ordering::Relaxed) {
+            let is_done = disturb(done.load(Ordering::Relaxed));
+            disturbed.store(is_done, Ordering::Relaxed);
+            std::thread::yield_now();
+        }
     });
+    let mut totals = vec![0_u64; pages * WORDS_PER_PAGE];
+    for (index, added) in added.iter().flat_map(|added| added.iter().enumerate()) {
+        totals[index] += u64::from(*added);
+    }
     for (index, &total) in totals.iter().enumerate() {
         let (page, word) = (index / WORDS_PER_PAGE, index % WORDS_PER_PAGE);
         let found = words.at(page, word).load(Ordering::Relaxed);
