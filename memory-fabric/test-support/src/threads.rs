@@ -64,9 +64,18 @@ pub fn run_beside<T: Send, R: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PATIENCE;
+    use std::time::Instant;
 
+    fn is_over(flag: &AtomicBool) -> bool {
+        flag.load(Ordering::Relaxed)
+    }
+
+    /// A flag that is not raised is no hang.
     fn wait_for(flag: &AtomicBool) {
-        while !flag.load(Ordering::Relaxed) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_over(flag) {
+            assert!(Instant::now() < deadline, "nobody ends it");
             std::thread::yield_now();
         }
     }
@@ -88,7 +97,7 @@ mod tests {
         };
         let drive = |ended: &AtomicBool| {
             wait_for(ended);
-            panic!("it did not get far");
+            assert!(!is_over(ended), "it did not get far");
         };
         run_beside(3, write, drive);
     }
@@ -96,6 +105,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "nothing is hot")]
     fn the_panic_of_the_one_beside_them_does_too() {
-        run_beside(3, |_, ended| wait_for(ended), |_| panic!("nothing is hot"));
+        let drive = |ended: &AtomicBool| assert!(is_over(ended), "nothing is hot");
+        run_beside(3, |_, ended| wait_for(ended), drive);
     }
 }
