@@ -19,7 +19,7 @@ pub use crate::drain::{DrainState, DrainSummary, RebalanceState, RebalanceSummar
 use crate::guest_memory::GuestMemory;
 pub use crate::homes::LocalUse;
 use crate::homes::{HomeTable, Loan, LocalNode, NodeId, Plan};
-use crate::link::LinkEvent;
+use crate::link::{Link, LinkEvent};
 use crate::nodes::Nodes;
 use crate::page::{PAGE_SHIFT, PageRange};
 pub use crate::policy::{FAST_ROUND_TRIP_MAX, RDMA_ROUND_TRIP_MAX, Tier};
@@ -358,7 +358,9 @@ impl Fabric {
             ..
         } = self;
         let shared = shared.map(SharedDonors::stop).unwrap_or_default();
-        let links = engine.map_or(shared, Engine::stop);
+        let mut links = engine.map_or(shared, Engine::stop);
+        // All at once: a donor that does not answer delays no other.
+        links.iter_mut().flatten().for_each(Link::begin_release);
         let mut nodes = view.nodes();
         for (link, node) in links.into_iter().zip(nodes.iter_mut().skip(1)) {
             if let Some(link) = link {

@@ -354,12 +354,18 @@ impl Hotplug {
         for thread in leaving {
             let _ = thread.join();
         }
-        for (donor, links) in (inner.shared.nodes.fixed()..).zip(links) {
-            if let Some((link, rdma_links)) = links {
+        let first = inner.shared.nodes.fixed();
+        let mut ending = Vec::new();
+        for (donor, links) in (first..).zip(links) {
+            if let Some((mut link, rdma_links)) = links {
                 // Before the lease ends.
                 drop(rdma_links);
-                inner.note_end(donor, link.release());
+                link.begin_release();
+                ending.push((donor, link));
             }
+        }
+        for (donor, link) in ending {
+            inner.note_end(donor, link.release());
         }
     }
 }

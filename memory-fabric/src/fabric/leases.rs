@@ -67,6 +67,7 @@ pub(super) struct LeasesHeld(pub Leases);
 impl Drop for LeasesHeld {
     fn drop(&mut self) {
         self.0.end_rdma();
-        drop(self.0.take_links());
+        let mut links = self.0.take_links();
+        links.iter_mut().flatten().for_each(Link::begin_release);
     }
 }

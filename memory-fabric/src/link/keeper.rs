@@ -1,7 +1,9 @@
 //! The link's thread: keeps the lease and makes connections.
 
+mod release;
+
 use super::{LinkConfig, LinkEvent, LinkObserver, LinkRequest, LinkStats, describe};
-use crate::control::{ControlError, ControlStream};
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::stream::{Carrier, Stream};
 use crate::wire::{
     FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass,
@@ -9,6 +11,7 @@ use crate::wire::{
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use fabric_host::{ThreadClass, begin_class};
 use fabric_transport::port::STALL_TIMEOUT;
+use release::{ANSWER_TIME_MAX, RETRY_TIME_MAX};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -181,6 +184,10 @@ impl Keeper {
         let mut renew_at = Instant::now() + interval;
         let mut lost = false;
         loop {
+            // Nobody drives it until the next renewal.
+            if let Some(control) = &mut self.control {
+                control.settle();
+            }
             let why = match asked.recv_deadline(renew_at) {
                 Ok(LinkRequest::Stop) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(LinkRequest::Connection(class, why)) => {
@@ -209,11 +216,8 @@ impl Keeper {
             }
             renew_at = Instant::now() + interval;
         }
-        if !lost
-            && self.control.is_some()
-            && let Err(error) = self.renew(FrameKind::Release)
-        {
-            tracing::debug!(node = %self.config.node, %error, "lease was not released");
+        if !lost {
+            self.release(ANSWER_TIME_MAX, RETRY_TIME_MAX);
         }
         self.status
     }
@@ -356,14 +360,18 @@ impl Keeper {
         Ok(())
     }
 
-    /// Renews or releases the lease.
     fn renew(&mut self, kind: FrameKind) -> Result<(), ControlError> {
+        self.renew_within(CONTROL_TIMEOUT, kind)
+    }
+
+    /// Renews or releases the lease, with this timeout of the answer.
+    fn renew_within(&mut self, timeout: Duration, kind: FrameKind) -> Result<(), ControlError> {
         let broken =
             || ControlError::Stream(self.config.address, io::ErrorKind::NotConnected.into());
         let control = self.control.as_mut().ok_or_else(broken)?;
         let token: Token = self.grant.token;
         let asked_at = Instant::now();
-        match control.call(kind, &token, FrameKind::Status) {
+        match control.call_within(timeout, kind, &token, FrameKind::Status) {
             Ok(status) => {
                 self.stats.record_round_trip(asked_at.elapsed());
                 self.status = status;

@@ -10,7 +10,7 @@ pub mod probe;
 pub mod rdma;
 mod stats;
 
-use crate::control::{ControlError, ControlStream};
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::homes::{LocalNode, NodeId};
 use crate::stream::Carrier;
 use crate::wire::{
@@ -109,6 +109,8 @@ pub struct Link {
     address: SocketAddr,
     stats: Arc<LinkStats>,
     requests: Sender<LinkRequest>,
+    /// Whether the thread was asked to end.
+    stopping: bool,
     thread: Option<JoinHandle<LeaseStatus>>,
 }
 
@@ -279,6 +281,7 @@ impl Leased {
                 address,
                 stats,
                 requests,
+                stopping: false,
                 thread: Some(thread),
             },
             ends,
@@ -317,15 +320,24 @@ impl Link {
         &self.stats
     }
 
-    /// Ends the lease. Returns the donor's own counters of it, as last reported.
+    /// Ends the lease. Returns the donor's own counters of it, as last reported. A donor that does
+    /// not answer is tried again, for [`CONTROL_TIMEOUT`] on the connection and as long on others.
     pub fn release(mut self) -> LeaseStatus {
         self.stop()
     }
 
+    /// Starts the end of the lease without waiting for the donor. [`release`](Self::release) waits.
+    pub fn begin_release(&mut self) {
+        if !self.stopping {
+            self.stopping = true;
+            let _ = self
+                .requests
+                .send_timeout(LinkRequest::Stop, CONTROL_TIMEOUT);
+        }
+    }
+
     fn stop(&mut self) -> LeaseStatus {
-        let _ = self
-            .requests
-            .send_timeout(LinkRequest::Stop, crate::control::CONTROL_TIMEOUT);
+        self.begin_release();
         let thread = self.thread.take();
         thread
             .and_then(|thread| thread.join().ok())

@@ -21,6 +21,10 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a peer for one control frame.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest wait of [`ControlStream::settle`]: several round trips and retransmissions, except across
+/// continents. The caller serves nothing meanwhile.
+const SETTLE_TIME_MAX: Duration = Duration::from_millis(200);
+
 /// Why a control exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -80,7 +84,20 @@ impl ControlStream {
     /// [`ControlError::Connect`], within [`CONNECT_TIMEOUT`], and [`ControlError::Identity`] when the
     /// peer is not the one that is wanted.
     pub fn connect_by(peer: SocketAddr, carrier: &Carrier) -> Result<Self, ControlError> {
-        let stream = Stream::connect(peer, carrier, CONNECT_TIMEOUT).map_err(|error| {
+        Self::connect_within(CONNECT_TIMEOUT, peer, carrier)
+    }
+
+    /// The same, with another timeout.
+    ///
+    /// # Errors
+    ///
+    /// See [`connect_by`](Self::connect_by).
+    pub fn connect_within(
+        timeout: Duration,
+        peer: SocketAddr,
+        carrier: &Carrier,
+    ) -> Result<Self, ControlError> {
+        let stream = Stream::connect(peer, carrier, timeout).map_err(|error| {
             if is_of_tls(&error) {
                 return ControlError::Identity(peer, error);
             }
@@ -150,6 +167,13 @@ impl ControlStream {
         // The connection is not driven until the next request.
         self.stream.acknowledge();
         self.decode(frame.kind, &payload)
+    }
+
+    /// Waits for a moment until all that was sent is acknowledged. Call it before the connection is
+    /// left alone for long: over UDP, acknowledgements that come meanwhile are read late, count as
+    /// long round trips, and delay the retransmission of the next requests by seconds.
+    pub fn settle(&mut self) {
+        self.stream.settle(Instant::now() + SETTLE_TIME_MAX);
     }
 
     /// Sends one message.

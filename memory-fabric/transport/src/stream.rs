@@ -262,6 +262,14 @@ impl Stream {
         }
     }
 
+    /// Waits until all that was sent is acknowledged, or the deadline: see
+    /// [`ControlStream::settle`](crate::control::ControlStream::settle).
+    pub fn settle(&mut self, deadline: Instant) {
+        if let Self::Udp(stream) = self {
+            stream.settle(deadline);
+        }
+    }
+
     /// When it has to be tended at the latest.
     pub fn wake_by(&mut self) -> Option<Instant> {
         match self {

@@ -10,6 +10,9 @@ use crate::transport::rdma::DeviceChoice;
 use crossbeam_channel::unbounded;
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
+/// Times of a release that a busy host does not exceed when nothing hinders it.
+const AMPLE: Duration = PATIENCE;
+
 /// A grace time that is over at the next look at the clock: each break comes after that of the one
 /// before, without waiting for it.
 const NO_GRACE: Duration = Duration::from_nanos(1);
@@ -28,12 +31,8 @@ fn donor() -> Donor {
     donor.expect("a donor on loopback")
 }
 
-fn link(
-    donor: &Donor,
-    classes: &[TrafficClass],
-    grace: Duration,
-) -> (Link, Vec<LinkPort>, Receiver<LinkEvent>) {
-    let leased = Leased::obtain(LinkConfig {
+fn config(donor: &Donor, grace: Duration) -> LinkConfig {
+    LinkConfig {
         local: NodeId(0).into(),
         node: NodeId(1),
         address: donor.address(),
@@ -42,7 +41,15 @@ fn link(
         bytes: 4096,
         or_less: false,
         grace,
-    });
+    }
+}
+
+fn link(
+    donor: &Donor,
+    classes: &[TrafficClass],
+    grace: Duration,
+) -> (Link, Vec<LinkPort>, Receiver<LinkEvent>) {
+    let leased = Leased::obtain(config(donor, grace));
     let (sender, events) = unbounded();
     let observer = Arc::new(move |event| drop(sender.send(event)));
     let notifier = |&class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
@@ -114,4 +121,82 @@ fn a_port_whose_connections_complete_nothing_is_lost_after_the_grace_time() {
     assert!(lost.contains("not back within 0.05 s"), "{lost}");
     assert_eq!(link.stats().breaks.get(), 1, "it is one outage");
     drop(link);
+}
+
+/// Returns a keeper with a lease and a control connection, and no thread.
+fn keeper(donor: &Donor) -> Keeper {
+    let mut leased = Leased::obtain(config(donor, Duration::from_secs(10))).expect("a lease");
+    let (config, grant) = (leased.config.clone(), leased.grant.clone());
+    let control = leased.control.take();
+    let stats = Arc::new(LinkStats::new(leased.round_trip));
+    let observer = Arc::new(|event| panic!("unexpected {event:?}"));
+    Keeper::connect(config, grant, control, Vec::new(), observer, stats).expect("no connections")
+}
+
+#[test]
+fn a_lease_whose_control_connection_broke_is_returned_on_another() {
+    let donor = donor();
+    let mut keeper = keeper(&donor);
+    donor.break_connections();
+    keeper.release(AMPLE, AMPLE);
+    assert_eq!(donor.pool().leases(), 0, "the lease was not returned");
+}
+
+#[test]
+fn a_lease_is_returned_in_an_outage_of_its_control_connection() {
+    let donor = donor();
+    let mut keeper = keeper(&donor);
+    keeper.control = None;
+    keeper.release(AMPLE, AMPLE);
+    assert_eq!(donor.pool().leases(), 0, "the lease was not returned");
+}
+
+#[test]
+fn a_release_whose_answer_does_not_come_is_repeated() {
+    let donor = donor();
+    let mut keeper = keeper(&donor);
+    // A donor that takes the request and answers nothing.
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = silent.local_addr().expect("bound");
+    let control = ControlStream::connect_by(address, &Carrier::Tcp).expect("a connection");
+    keeper.control = Some(control);
+    keeper.release(Duration::from_millis(1), AMPLE);
+    assert_eq!(donor.pool().leases(), 0, "the lease was not returned");
+}
+
+#[test]
+fn a_lease_that_has_ended_is_not_returned_again() {
+    let donor = donor();
+    let mut keeper = keeper(&donor);
+    donor.pool().end(&keeper.grant.token).expect("the lease");
+    keeper.control = None;
+    let started = Instant::now();
+    keeper.release(AMPLE, AMPLE);
+    assert!(started.elapsed() < AMPLE / 2, "it was tried again");
+}
+
+#[test]
+fn a_donor_whose_process_has_ended_is_not_waited_for() {
+    let donor = donor();
+    let mut keeper = keeper(&donor);
+    drop(donor);
+    let started = Instant::now();
+    keeper.release(AMPLE, AMPLE);
+    assert!(started.elapsed() < AMPLE / 2, "it was tried again");
+}
+
+#[test]
+fn a_donor_that_does_not_answer_is_given_up_in_time() {
+    let donor = donor();
+    let mut keeper = keeper(&donor);
+    // It takes connections and is silent on them.
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    keeper.config.address = silent.local_addr().expect("bound");
+    keeper.control = None;
+    let (answer, retry) = (AMPLE, Duration::from_millis(300));
+    let started = Instant::now();
+    keeper.release(answer, retry);
+    let took = started.elapsed();
+    assert!((retry..AMPLE / 2).contains(&took), "{took:?}");
+    assert_eq!(donor.pool().leases(), 1);
 }

@@ -3,6 +3,7 @@
 mod establish;
 mod lingering;
 mod receiving;
+mod settling;
 #[cfg(test)]
 mod tests;
 
