@@ -1,6 +1,6 @@
-//! The donor to which memory with one copy moves by its heat is lost in the midst of a move, when it
-//! has blocks, and when it has none. Its confirmations stop at the first page that is written after a
-//! moment which the test chooses, so that no block that begins to move later is ever there.
+//! The donor to which memory with one copy moves by its heat is lost in the midst of a move, when
+//! it has blocks, and when it has none. Its confirmations stop at the first page that is written
+//! after a moment which the test chooses, so that no block that begins to move later is ever there.
 
 use super::drain_replicas::joins;
 use super::placing::{DELAY_US, LOCAL};
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 /// Threads that write and read pages.
 const WRITERS: usize = 4;
 
-/// Delay of the answers of a donor that gets slow: a quarter of it is far above what threads on a busy
-/// machine take to be scheduled, so that one without this delay is always much faster.
+/// Delay of the answers of a donor that gets slow: a quarter of it is far above what threads on a
+/// busy machine take to be scheduled, so that one without this delay is always much faster.
 const SLOW_US: u64 = 40_000;
 
 /// Two donors with room for all memory. Blocks move from the second one, the source, to the first.
