@@ -354,9 +354,8 @@ impl Hotplug {
         for thread in leaving {
             let _ = thread.join();
         }
-        let first = inner.shared.nodes.fixed();
         let mut ending = Vec::new();
-        for (donor, links) in (first..).zip(links) {
+        for (donor, links) in (inner.shared.nodes.fixed()..).zip(links) {
             if let Some((mut link, rdma_links)) = links {
                 // Before the lease ends.
                 drop(rdma_links);

@@ -52,9 +52,9 @@ impl Next {
 }
 
 impl Keeper {
-    /// Returns the lease: on the control connection, whose answer may take `answer_time`. When there
-    /// is none, or it fails, on new ones for up to `retry_time`. A lease that is not returned stays
-    /// lent until it expires.
+    /// Returns the lease: on the control connection, whose answer may take `answer_time`. When
+    /// there is none, or it fails, on new ones for up to `retry_time`. A lease that is not returned
+    /// stays lent until it expires.
     pub(super) fn release(&mut self, answer_time: Duration, retry_time: Duration) {
         let mut error = match self.renew_within(answer_time, FrameKind::Release) {
             Ok(()) => return,
