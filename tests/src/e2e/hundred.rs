@@ -62,11 +62,11 @@ const FAILED_MAX: usize = 3;
 const NAME: &str = "survivor";
 /// Bytes that a guest writes and verifies, again and again: as much as may be local, so that with
 /// the kernel's memory each pass needs the donors.
-const PROBE_BYTES: u64 = 64 << 20;
+const PROBE_BYTES: u64 = 48 << 20;
 /// Pages that must come from the donors that are left after the second kill.
 const FETCHED_MIN: u64 = 200;
 /// A byte that is not right ends the loop, and the guest with it.
-const WORK: &str = "while faultprobe --bytes 64M; do :; done";
+const WORK: &str = "while faultprobe --bytes 48M; do :; done";
 /// The line of a pass.
 const PASS: &str = "FAULTPROBE {";
 /// What each donor can lend: more than any guest has.
@@ -133,13 +133,13 @@ const STRIPES: Way = Way {
 impl Way {
     fn guest(&self) -> Guest {
         let mut guest = Guest {
-            // A quarter less than usual: what donors have is copied again for each kill.
-            memory: "192M",
+            // Less than usual: what donors have is copied again for each kill.
+            memory: "160M",
             // With other donors than a guest has otherwise.
             local_memory: None,
             ..Guest::small(1, WORK)
         };
-        guest.more.extend(["--local-memory", "64M", "--name", NAME]);
+        guest.more.extend(["--local-memory", "48M", "--name", NAME]);
         guest.more.extend(["--transport", self.transport]);
         guest.more.extend(GRACE_SHORT);
         guest.more.extend(self.flags);
