@@ -471,7 +471,7 @@ impl Driver {
             // Treated as a loss, so it is retransmitted. Errors for datagrams that are too long are
             // how the path MTU is discovered.
             Err(error) => {
-                self.note_socket_error(&error);
+                self.note_send_error(&error);
                 true
             }
             Ok(()) => true,

@@ -15,6 +15,7 @@ use std::time::Instant;
 impl Driver {
     /// Passes received datagrams to the protocol, and extracts frames.
     pub(super) fn receive(&mut self) {
+        let mut is_refused = false;
         for _ in 0..BATCHES_MAX {
             let mut metas = [RecvMeta::default(); BATCH];
             let mut input = std::mem::take(&mut self.input);
@@ -40,14 +41,30 @@ impl Driver {
             match received {
                 Ok(count) if count < batch => break,
                 Ok(_) => {}
-                Err(error) => {
-                    self.note_socket_error(&error);
-                    break;
-                }
+                // The socket reports it before the datagrams that came earlier.
+                Err(error) if is_refusal(&error) => is_refused = true,
+                Err(_) => break,
             }
         }
         self.take_events();
         self.gather();
+        if is_refused {
+            self.fail_refused();
+        }
+    }
+
+    /// Notes an error of sending. What the peer sent before its port had no listener comes first: its
+    /// last answer, and that it closed the connection.
+    pub(super) fn note_send_error(&mut self, error: &io::Error) {
+        if is_refusal(error) {
+            self.receive();
+            self.fail_refused();
+        }
+    }
+
+    fn fail_refused(&mut self) {
+        let text = "no process listens on that UDP port".to_owned();
+        self.fail(io::ErrorKind::ConnectionRefused, text);
     }
 
     fn handle(&mut self, datagram: &[u8]) {
@@ -65,15 +82,6 @@ impl Driver {
                 let _ = self.socket.send(&response[..transmit.size]);
             }
             Some(DatagramEvent::ConnectionEvent(..)) | None => {}
-        }
-    }
-
-    /// A refused connection means that the peer's port has no listener. Other errors are transient,
-    /// or detected by silence.
-    pub(super) fn note_socket_error(&mut self, error: &io::Error) {
-        if error.kind() == io::ErrorKind::ConnectionRefused {
-            let text = "no process listens on that UDP port".to_owned();
-            self.fail(error.kind(), text);
         }
     }
 
@@ -161,6 +169,12 @@ impl Driver {
             }
         }
     }
+}
+
+/// Returns whether an error of the socket means that the peer's port has no listener. Other errors are
+/// transient, or detected by silence.
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
 }
 
 /// Codes of failed handshakes; the last byte is the TLS alert (RFC 9001, section 4.8).

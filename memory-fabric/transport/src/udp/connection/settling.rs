@@ -17,7 +17,7 @@ impl Driver {
 
     /// Returns whether the protocol waits for nothing: without idle timeouts and keep-alives it has
     /// timers only while packets are not acknowledged, and for a moment after the handshake.
-    fn is_settled(&mut self) -> bool {
+    pub(super) fn is_settled(&mut self) -> bool {
         !self.is_blocked() && self.connection.poll_timeout().is_none()
     }
 }

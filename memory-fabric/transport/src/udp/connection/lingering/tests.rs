@@ -72,6 +72,38 @@ fn a_connection_ends_once_its_data_is_acknowledged() {
     lingering.await_end();
 }
 
+/// Sends a datagram to a port that was just closed; the kernel notes that for the socket's next call.
+fn meet_closed_port(vm: &UdpStream) {
+    vm.socket.send(&[0]).expect("sent");
+    let error = vm.socket.take_error().expect("a socket");
+    let refused = error.map(|error| error.kind());
+    assert_eq!(refused, Some(io::ErrorKind::ConnectionRefused));
+    vm.socket.send(&[0]).expect("sent");
+}
+
+#[test]
+fn what_came_before_the_port_was_closed_comes_first() {
+    for sends_first in [false, true] {
+        let (mut vm, mut donor) = connected();
+        let deadline = Instant::now() + PATIENCE;
+        // Packets that discover the path MTU hold a close back.
+        while !(vm.is_settled() && donor.is_settled()) {
+            assert!(Instant::now() < deadline, "they do not settle");
+            vm.poll_io().expect("a connection");
+            donor.poll_io().expect("a connection");
+        }
+        send(&mut donor, 7);
+        driver(donor).close();
+        meet_closed_port(&vm);
+        while sends_first && vm.failed.is_none() {
+            assert!(Instant::now() < deadline, "nothing is sent");
+            vm.acknowledge();
+        }
+        assert_eq!(next(&mut vm, deadline), 7);
+        assert_eq!(end_of(&mut vm).expect("an orderly end"), 0);
+    }
+}
+
 #[test]
 fn a_connection_whose_peer_is_silent_ends_with_its_time() {
     let time = Duration::from_millis(300);
