@@ -48,7 +48,8 @@ impl Pair {
             transport: TransportKind::Tcp,
             seal,
             checksum: true,
-            grace: Duration::from_millis(300),
+            // Long enough for a busy host to connect again after a break that is not of the test.
+            grace: Duration::from_secs(2),
             on_lost_memory,
             ..config(GUEST, LOCAL, &[target, source])
         };
@@ -140,6 +141,11 @@ fn kill_target(pair: &mut Pair, deadline: Instant, ended: &AtomicBool) -> u64 {
     pair.snare.arm();
     while !pair.snare.has_sprung() {
         in_time("pages are written");
+        match pair.fabric.events.try_recv() {
+            // A break, after which it is connected again.
+            Ok(FabricEvent::Link(_)) | Err(_) => {}
+            Ok(event) => panic!("lost before it is killed: {event:?}"),
+        }
     }
     drop(pair.donors[0].take());
     (blocks as u64) * (2 * MIB)
