@@ -1,5 +1,6 @@
 //! When which donors of a guest are killed.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::e2e::random::SplitMix;
@@ -47,17 +48,26 @@ pub(super) fn seed_of(named: Option<&str>, now: Duration) -> Result<u64, String>
 /// Limit of guests in a row: about a day.
 const GUESTS_MAX: usize = 1000;
 
-/// Returns the number of guests that is named, or the usual one.
+/// Returns the guests that are named, by their number or as `FIRST-LAST` of a longer row, or the
+/// usual ones.
 ///
 /// # Errors
 /// Says what is wrong with a name.
-pub(super) fn count_of(named: Option<&str>, usual: usize) -> Result<usize, String> {
+pub(super) fn guests_of(
+    named: Option<&str>,
+    usual: usize,
+) -> Result<RangeInclusive<usize>, String> {
     let Some(text) = named else {
-        return Ok(usual);
+        return Ok(1..=usual);
     };
-    match text.parse() {
-        Ok(count) if (1..=GUESTS_MAX).contains(&count) => Ok(count),
-        _ => Err(format!("{text:?} is not a number from 1 to {GUESTS_MAX}")),
+    let (first, last) = text.split_once('-').unwrap_or(("1", text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if 1 <= first && first <= last && last <= GUESTS_MAX => {
+            Ok(first..=last)
+        }
+        _ => Err(format!(
+            "{text:?} is not a number from 1 to {GUESTS_MAX}, nor two of them such as 21-40"
+        )),
     }
 }
 
@@ -112,10 +122,13 @@ mod tests {
 
     #[test]
     fn fewer_guests_are_named_and_none_is_refused() {
-        assert_eq!(count_of(None, 100), Ok(100));
-        assert_eq!(count_of(Some("3"), 100), Ok(3));
-        for wrong in ["0", "1001", "-1", "x", ""] {
-            let refused = count_of(Some(wrong), 100).unwrap_err();
+        assert_eq!(guests_of(None, 100), Ok(1..=100));
+        assert_eq!(guests_of(Some("3"), 100), Ok(1..=3));
+        assert_eq!(guests_of(Some("21-40"), 100), Ok(21..=40));
+        for wrong in [
+            "0", "1001", "-1", "x", "", "0-3", "4-3", "3-", "3-1001", "1-2-3",
+        ] {
+            let refused = guests_of(Some(wrong), 100).unwrap_err();
             assert!(
                 refused.contains(wrong) && refused.contains("1 to 1000"),
                 "{refused}"
