@@ -181,6 +181,11 @@ impl UdpStream {
         match self.0 {}
     }
 
+    /// Waits until all that was sent is acknowledged.
+    pub fn settle(&mut self, _: Instant) {
+        match self.0 {}
+    }
+
     /// Reads received data.
     ///
     /// # Errors
