@@ -145,14 +145,22 @@ fn in_sequence(lanes: &mut [Lane<'_, '_>], scenarios: &[Scenario]) {
     }
 }
 
-/// Runs scenarios on all testbeds.
+/// Runs scenarios on all testbeds. The hosts of the first one stay for what follows, as this thread
+/// does; those of the others would end with their threads, unnoticed.
 fn in_parallel(lanes: &mut [Lane<'_, '_>], scenarios: &[Scenario], late: Late) {
     let queue = Mutex::new(VecDeque::from(scenarios.to_vec()));
+    let queue = &queue;
+    let Some((first, others)) = lanes.split_first_mut() else {
+        return;
+    };
     std::thread::scope(|scope| {
-        for lane in lanes.iter_mut().take(scenarios.len()) {
-            let queue = &queue;
-            scope.spawn(move || lane.run_all(queue, late));
+        for lane in others.iter_mut().take(scenarios.len().saturating_sub(1)) {
+            scope.spawn(move || {
+                lane.run_all(queue, late);
+                lane.testbed = None;
+            });
         }
+        first.run_all(queue, late);
     });
 }
 
