@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::cells::{Cells, PAGE_CELLS, at};
 use super::rounded;
 use super::team::Deadline;
+use crate::cpu::now_ticks;
 use crate::pattern::mix;
 
 /// Pages that each CPU sorts: 64 KiB.
@@ -107,6 +108,8 @@ fn numbers(cpu: usize, round: u64) -> Vec<u64> {
 pub struct Computed {
     /// Computations.
     pub count: u64,
+    /// The value of the counter when they began.
+    pub began: u64,
     /// The ticks that they took.
     pub ticks: u64,
     /// Computations with a wrong result.
@@ -118,13 +121,26 @@ impl Computed {
     pub fn until(deadline: &Deadline) -> Self {
         let expected = steps();
         let begin = Deadline::after(0);
-        let mut computed = Self::default();
+        let mut computed = Self {
+            began: now_ticks(),
+            ..Self::default()
+        };
         while !deadline.is_over() {
             computed.count += 1;
             computed.wrong += u64::from(steps() != expected);
         }
         computed.ticks = begin.elapsed();
         computed
+    }
+
+    /// Returns for which part of the longest one's time all computed.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are enough for a part")]
+    pub fn together(all: &[Self]) -> f64 {
+        let longest = all.iter().map(|one| one.ticks).max().unwrap_or(0);
+        let last_began = all.iter().map(|one| one.began).max().unwrap_or(0);
+        let ends = all.iter().map(|one| one.began.saturating_add(one.ticks));
+        let first_end = ends.min().unwrap_or(0);
+        first_end.saturating_sub(last_began) as f64 / longest.max(1) as f64
     }
 
     /// Returns the computations in a million ticks.
@@ -166,6 +182,29 @@ fn steps() -> u64 {
 mod tests {
     use super::super::cells::Pages;
     use super::*;
+
+    #[test]
+    fn computations_are_together_only_while_all_of_them_run() {
+        let one = |began, ticks| Computed {
+            began,
+            ticks,
+            ..Computed::default()
+        };
+        let is = |all: &[Computed], part: f64| {
+            let together = Computed::together(all);
+            assert!((together - part).abs() < 1e-9, "{together}, not {part}");
+        };
+        is(&[one(100, 1000)], 1.0);
+        is(&[one(100, 1000), one(100, 1000)], 1.0);
+        is(&[one(100, 1000), one(350, 1000), one(50, 2000)], 0.375);
+        // One after the other: the sum of their rates would be that of nothing.
+        is(&[one(100, 1000), one(1100, 1000)], 0.0);
+        is(&[one(100, 1000), one(5000, 1000)], 0.0);
+        is(&[], 0.0);
+        let now = now_ticks();
+        let computed = Computed::until(&Deadline::after(1000));
+        assert!(computed.began >= now && computed.ticks > 0);
+    }
 
     #[test]
     fn a_part_with_another_number_or_order_is_wrong() {
