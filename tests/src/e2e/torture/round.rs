@@ -51,7 +51,7 @@ const WORK: &str = "(i=0; while :; do i=$(((i+1)%96)); dd if=/dev/urandom of=/tm
     if dd if=/tmp/w of=/dev/vda bs=64k count=4 seek=$((i*4)) conv=fsync; then \
     echo 1 >/proc/sys/vm/drop_caches; dd if=/dev/vda of=/tmp/r bs=64k count=4 skip=$((i*4)) && \
     { cmp /tmp/w /tmp/r || echo DISK-CORRUPT >/dev/console; }; fi; sleep 1; done) >/dev/null 2>&1 & \
-    while faultprobe --bytes 80M --passes 1; do :; done";
+    while faultprobe --bytes 64M --passes 1; do :; done";
 
 /// What is running.
 pub(super) struct Round<'a> {
@@ -94,7 +94,9 @@ impl<'a> Round<'a> {
         let donors = ports.map(|port| start_donor(context, port));
         let donors = donors.collect::<anyhow::Result<Vec<Donor>>>()?;
         let mut guest = Guest {
-            memory: "384M",
+            // Less than usual: with two copies a lost donor's memory is copied again.
+            memory: "192M",
+            local_memory: Some("64M"),
             ..Guest::small(1, WORK)
         };
         // A full disk is an error for each block, and a character of an emulated console takes its
