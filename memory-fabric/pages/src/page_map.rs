@@ -43,8 +43,8 @@
 //!   write-backs, or the thread that set the flag is about to put it there; no other thread may.
 //!   The holder of a page that gets bytes sets it before the release. A page without local bytes is
 //!   listed only when it was discarded; the evictor takes it out when it reaches it.
-//! - *ahead*: prefetched, and not touched since. *chained*: the same, and mapped along when the
-//!   page before it is touched.
+//! - *ahead*: prefetched, and not touched since. *chained*: the same, and mapped along when a
+//!   page before it in its stream is touched.
 //!
 //! # Fingerprint
 //!

@@ -9,30 +9,57 @@ use crate::page::{PageIndex, PageRange};
 use crate::page_map::{Kind, State};
 use crate::uffd::Protection;
 
-/// Takes the pages that are to be mapped along with `page`, which the caller holds. Returns all of
-/// them, including `page`.
-pub(super) fn take_chain(shared: &Shared, page: PageIndex) -> PageRange {
-    let mut count = 1;
-    let mut end = page.number();
-    while count < CHAIN_MAX {
-        end += 1;
-        if u64::from(end) >= shared.homes.span_pages() {
-            break;
-        }
-        let entry = shared.map.entry(PageIndex::new(end));
-        let seen = entry.state();
-        let chained = seen.kind() == Kind::Probation && seen.is_ahead() && seen.is_chained();
-        if !chained || !entry.begin_install(seen) {
-            break;
-        }
-        count += 1;
+/// Takes the neighbours that are to be mapped along with `page`, which the caller holds, in a stream
+/// of this stride. Returns all of them, including `page`.
+pub(super) fn take_neighbours(shared: &Shared, page: PageIndex, stride: i32) -> PageRange {
+    if stride.unsigned_abs() != 1 {
+        return PageRange::new(page, 1);
     }
-    PageRange::new(page, count)
+    let taken = chained(shared, page, stride).take_while(|&page| take_chained(shared, page));
+    let end = taken.last().unwrap_or(page);
+    let first = page.min(end);
+    PageRange::new(first, page.number().abs_diff(end.number()) + 1)
+}
+
+/// Maps the pages of a stream that are to be mapped along with `page` and are no neighbours of it.
+pub(super) fn map_steps(
+    shared: &Shared,
+    page: PageIndex,
+    stride: i32,
+    write: bool,
+) -> Result<(), PagerError> {
+    if stride.unsigned_abs() == 1 {
+        return Ok(());
+    }
+    for page in chained(shared, page, stride).take_while(|&page| take_chained(shared, page)) {
+        let writable = write || shared.forecast.map_writable(1);
+        map_held(shared, PageRange::new(page, 1), writable)?;
+    }
+    Ok(())
+}
+
+/// The pages that may be mapped along with `page`.
+fn chained(shared: &Shared, page: PageIndex, stride: i32) -> impl Iterator<Item = PageIndex> {
+    let end = shared.homes.span_pages();
+    let next =
+        move |&page: &PageIndex| page.number().checked_add_signed(stride).map(PageIndex::new);
+    std::iter::successors(Some(page), next)
+        .take_while(move |page| u64::from(page.number()) < end)
+        .take(CHAIN_MAX as usize)
+        .skip(1)
+}
+
+/// Takes a page to map it along with another one, if it is meant for that.
+fn take_chained(shared: &Shared, page: PageIndex) -> bool {
+    let entry = shared.map.entry(page);
+    let seen = entry.state();
+    let is_chained = seen.kind() == Kind::Probation && seen.is_ahead() && seen.is_chained();
+    is_chained && entry.begin_install(seen)
 }
 
 /// Maps pages that the caller holds, whose bytes are in the file and which are not mapped, and
 /// releases them. They are writable when the touch was a write: a guest that writes one page of a
-/// run mostly continues.
+/// stream mostly continues.
 pub(super) fn map_held(shared: &Shared, run: PageRange, write: bool) -> Result<(), PagerError> {
     map_run(shared, run, write)?;
     release_run(shared, run)

@@ -288,6 +288,12 @@ impl Detector {
             .then_some(trend)
     }
 
+    /// Returns the stride of the stream that leads to `page`, if one does.
+    pub(super) fn stride_to(&self, page: u32) -> Option<i32> {
+        let index = self.followed(page)?;
+        Some(self.streams[index].stride)
+    }
+
     /// Returns the stream that leads to `page`.
     fn followed(&self, page: u32) -> Option<usize> {
         self.streams
@@ -343,16 +349,11 @@ impl Detector {
         let first = u32::try_from(first).ok()?;
         let count = stream.window.saturating_sub(stream.lead);
         stream.lead = stream.window;
-        let chain = if stream.stride == 1 {
-            (stream.window / 4).clamp(1, CHAIN_MAX)
-        } else {
-            1
-        };
         Some(Order {
             first,
             stride: stream.stride,
             count,
-            chain,
+            chain: (stream.window / 4).clamp(1, CHAIN_MAX),
         })
     }
 }

@@ -6,7 +6,7 @@
 mod elsewhere;
 mod zero;
 
-use super::ahead::{map_held, take_chain};
+use super::ahead::{map_held, map_steps, take_neighbours};
 use super::found::{failed, map_here, write_over};
 use super::mailbox::{Arrival, FaultInbox};
 use super::prefetch::FaultObserver;
@@ -433,16 +433,23 @@ impl FaultThread {
     /// Serves a fault on a prefetched page, which this thread holds.
     fn map_ahead(&self, pending: Pending) -> Result<(), PagerError> {
         let taken_up_at = Instant::now();
-        let run = take_chain(&self.shared, pending.page);
-        let writable = pending.write || self.shared.forecast.map_writable(run.count);
         let shared = &self.shared;
-        map_held(shared, run, writable)?;
+        let Pending { page, write, .. } = pending;
+        let observer = self.fault_observer.as_ref();
+        let stride = observer.map_or(1, |observer| observer.stride_to(page));
+        let run = take_neighbours(shared, page, stride);
+        map_held(
+            shared,
+            run,
+            write || shared.forecast.map_writable(run.count),
+        )?;
         let stats = &shared.stats;
         stats
             .minor_stages
             .record(&stats.minor, pending.read_at, taken_up_at);
-        shared.touches.record(pending.page, taken_up_at);
-        Ok(())
+        shared.touches.record(page, taken_up_at);
+        // The vCPU continues meanwhile.
+        map_steps(shared, page, stride, write)
     }
 
     /// Serves a fault on a page with local bytes, which this thread holds; `seen` is the state

@@ -10,10 +10,13 @@
 //! minor fault, which confirms the prediction and the position of the stream. In a sequential
 //! stream it maps several pages at once. Pages with waiting faults are mapped on arrival.
 
+mod observer;
 mod target;
 
+pub(crate) use observer::FaultObserver;
+
 use super::ahead::{map_held, map_run, release_run};
-use super::detect::{Detector, Order};
+use super::detect::Order;
 use super::found::{WRITING, failed};
 use super::mailbox::{Arrival, PrefetcherInbox};
 use super::replay::{can_be_filled, fill, take_untouched};
@@ -30,50 +33,14 @@ use target::{Target, abandon};
 /// Pages that a replay fills in one call.
 const RUN_PAGES: u32 = 32;
 
-/// The fault thread's part: observes faults, and sends orders.
-#[derive(Debug)]
-pub(crate) struct FaultObserver {
-    detector: Detector,
-    noted: Option<(u32, PageIndex)>,
-}
-
-impl FaultObserver {
-    /// Creates the state without known streams.
-    pub(crate) fn new() -> Self {
-        Self {
-            detector: Detector::new(),
-            noted: None,
-        }
-    }
-
-    /// Records that thread `source` touched `page`, replacing an earlier record.
-    pub(super) fn note(&mut self, source: u32, page: PageIndex) {
-        self.noted = Some((source, page));
-    }
-
-    /// Predicts from the last recorded touch.
-    pub(super) fn guess(&mut self, shared: &Shared) {
-        let Some((source, page)) = self.noted.take() else {
-            return;
-        };
-        let Some(order) = self.detector.observe(source, page.number()) else {
-            return;
-        };
-        let stats = &shared.stats;
-        self.detector
-            .limit_windows(shared.policies.all().window_pages);
-        self.detector
-            .review(stats.prefetch_used.get(), stats.prefetch_wasted.get());
-        shared.prefetcher.order(order);
-    }
-}
-
 /// A run of pages in transit to this node.
 #[derive(Clone, Copy, Debug)]
 struct Fetch {
     run: PageRange,
     donor: usize,
     chain: u32,
+    /// Whether the first page is mapped along with an earlier one.
+    continues: bool,
 }
 
 /// State of the prefetcher.
@@ -320,7 +287,13 @@ impl Prefetcher {
                 run.iter().for_each(|page| abandon(&shared, page));
                 continue;
             }
-            self.post(run, target.donor, target.offset, rest.chain);
+            let fetch = Fetch {
+                run,
+                donor: target.donor,
+                chain: rest.chain,
+                continues: rest.stride != 1 && !rest.count.is_multiple_of(rest.chain),
+            };
+            self.post(fetch, target.offset);
             if spent {
                 *low = true;
                 rest = skip(rest, taken)?;
@@ -361,13 +334,14 @@ impl Prefetcher {
     }
 
     /// Sends a request for pages that this thread holds; there is room for it.
-    fn post(&mut self, run: PageRange, donor: usize, offset: u64, chain: u32) {
+    fn post(&mut self, fetch: Fetch, offset: u64) {
+        let Fetch { run, donor, .. } = fetch;
         let ticket = self.free_tickets.pop().expect("one for each place");
         self.transports[donor]
             .post_read_run(Ticket(ticket), offset, run.count)
             .expect("a free place was seen");
         self.pages_in_flight[donor] += run.count;
-        self.fetches[ticket as usize] = Some(Fetch { run, donor, chain });
+        self.fetches[ticket as usize] = Some(fetch);
         self.shared.stats.prefetch_issued.add(run.count.into());
     }
 
@@ -406,7 +380,12 @@ impl Prefetcher {
 
     fn arrived(&self, fetch: Fetch, bytes: &[u8]) -> Result<(), PagerError> {
         let shared = &self.shared;
-        let Fetch { run, donor, chain } = fetch;
+        let Fetch {
+            run,
+            donor,
+            chain,
+            continues,
+        } = fetch;
         debug_assert_eq!(bytes.len(), run.count as usize * PAGE_SIZE);
         let written = shared.memory.write(run.first, bytes);
         written.map_err(failed(WRITING, run.first))?;
@@ -439,7 +418,7 @@ impl Prefetcher {
                 let entry = shared.map.entry(page);
                 let is_new = entry.list();
                 debug_assert!(is_new, "a remote page is in no queue");
-                if entry.finish_ahead(page != group.first) {
+                if entry.finish_ahead(continues || page != group.first) {
                     shared.evictor.push(&shared.map, page, Arrival::Prefetched);
                 } else {
                     // It has just been touched.

@@ -41,28 +41,33 @@ fn a_sequential_reader_misses_only_its_first_pages() {
 }
 
 #[test]
-fn a_reader_whose_neighbours_are_mapped_along_is_still_followed() {
-    let mut detector = Detector::new();
-    let mut page = 500;
-    let mut ordered = 0;
-    let mut chain = 1;
-    for touch in 0..200 {
-        let order = detector.observe(1, page);
-        if touch > 10 {
-            // Nothing was missed: there is always a page ordered ahead.
-            assert!(
-                ordered > page,
-                "touch {touch} of {page}, ordered to {ordered}"
-            );
+fn a_reader_whose_next_pages_are_mapped_along_is_still_followed() {
+    for stride in [1_i64, 4, -1, -7, 1000] {
+        let mut detector = Detector::new();
+        let at = |step: u32| u32::try_from(5_000_000 + i64::from(step) * stride).expect("positive");
+        let (mut step, mut ordered, mut chain) = (0, 0, 1);
+        for touch in 0..200 {
+            if touch > 10 {
+                // Nothing was missed: there is always a page ordered ahead.
+                assert!(
+                    ordered > step,
+                    "stride {stride}: touch {touch} of {step}, {ordered}"
+                );
+                let found = detector.stride_to(at(step));
+                assert_eq!(found.map(i64::from), Some(stride), "touch {touch}");
+            }
+            if let Some(order) = detector.observe(1, at(step)) {
+                assert_eq!(i64::from(order.stride), stride);
+                let to_first = (i64::from(order.first) - i64::from(at(step))) / stride;
+                ordered = step + u32::try_from(to_first).expect("ahead") + order.count - 1;
+                chain = order.chain;
+            }
+            step += chain.min(ordered.saturating_sub(step)).max(1);
         }
-        if let Some(order) = order {
-            assert!(order.first > page && order.stride == 1);
-            ordered = order.first + order.count - 1;
-            chain = order.chain;
-        }
-        page += chain.min(ordered.saturating_sub(page)).max(1);
+        assert!(step > 1000, "stride {stride}: windows grew: {step}");
+        assert_eq!(chain, CHAIN_MAX, "stride {stride}");
+        assert_eq!(detector.stride_to(10), None);
     }
-    assert!(page > 1500, "windows grew: {page}");
 }
 
 #[test]
