@@ -1,5 +1,7 @@
 //! Memory on donors in this process, for one measurement.
 
+use std::net::SocketAddr;
+
 use anyhow::Result;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{Compression, Fabric, Sealing, TransportKind};
@@ -17,7 +19,7 @@ pub(super) struct Bed {
     // Dropped before the donors, which it needs until its end.
     fabric: Fabric,
     pub(super) view: View,
-    _donors: Vec<Donor>,
+    donors: Vec<Donor>,
 }
 
 impl Bed {
@@ -53,8 +55,13 @@ impl Bed {
         Ok(Self {
             view: View::of(&fabric),
             fabric,
-            _donors: donors,
+            donors,
         })
+    }
+
+    /// Returns the donors' addresses.
+    pub(super) fn donors(&self) -> impl Iterator<Item = SocketAddr> {
+        self.donors.iter().map(Donor::address)
     }
 
     /// Returns the pager's counters.

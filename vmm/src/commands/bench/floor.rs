@@ -50,7 +50,9 @@ const TRIES: usize = 8;
 #[derive(Debug)]
 pub(super) struct Touched {
     pub(super) times: Histogram,
-    /// CPU time of the process for one touch, with the donor's.
+    /// How long all of them took together.
+    pub(super) time: Duration,
+    /// CPU time of the process for one touch, with the donors'.
     pub(super) cpu: Duration,
 }
 
@@ -61,17 +63,19 @@ pub(super) fn touch(
     threads: u32,
     placement: &Placement,
 ) -> Result<Touched> {
-    let tries = (0..TRIES).map(|_| touch_once(donor, checksum, threads, placement));
+    let donors = donor.as_slice();
+    let tries = (0..TRIES).map(|_| touch_once(donors, checksum, threads, Some(placement)));
     let tries = tries.collect::<Result<Vec<_>>>()?;
     let fastest = tries.into_iter().min_by_key(|one| one.times.summary().p50);
     fastest.context("no try")
 }
 
-fn touch_once(
-    donor: Option<(SocketAddr, &Carrier)>,
+/// Measures touches of pages of which each comes from the next one of these donors.
+pub(super) fn touch_once(
+    donors: &[(SocketAddr, &Carrier)],
     checksum: bool,
     threads: u32,
-    placement: &Placement,
+    placement: Option<&Placement>,
 ) -> Result<Touched> {
     let threads = threads as usize;
     let memory = GuestMemory::new(threads * SAMPLES * PAGE_SIZE).context("cannot create memory")?;
@@ -80,11 +84,13 @@ fn touch_once(
     uffd.register(memory.guest_view(), memory.bytes())?;
     // The handler computes addresses in the view.
     let _ = memory.guest_view().expose_provenance();
-    let source = donor.map(|(donor, carrier)| Source::connect(donor, carrier, checksum));
+    let sources = donors.iter().map(|&(donor, carrier)| {
+        let source = Source::connect(donor, carrier, checksum)?;
+        Ok((source, VecDeque::with_capacity(threads)))
+    });
     let handler = Handler {
         uffd: &uffd,
-        source: source.transpose()?,
-        waiting: VecDeque::with_capacity(threads),
+        sources: sources.collect::<Result<_>>()?,
         page: page_bytes(0),
         spin: Spin::new(SPIN_DEFAULT),
         idle_since: None,
@@ -93,10 +99,12 @@ fn touch_once(
     let view = View::new(&memory);
     let busy = usage::processor_time()?;
     let corrupt = AtomicU64::new(0);
+    let mut time = Duration::ZERO;
     let handler = std::thread::scope(|scope| {
-        placement.pager()?;
+        placement.map_or(Ok(()), Placement::pager)?;
         let serves = scope.spawn(|| handler.run(&stop));
-        placement.others()?;
+        placement.map_or(Ok(()), Placement::others)?;
+        let started = Instant::now();
         std::thread::scope(|touching| {
             for thread in 0..threads {
                 let (view, times, corrupt) = (&view, &times, &corrupt);
@@ -112,18 +120,20 @@ fn touch_once(
                 });
             }
         });
+        time = started.elapsed();
         stop.store(true, Ordering::Relaxed);
         serves.join().expect("the handler does not panic")
     })?;
     let cpu = usage::processor_time()? - busy;
     let corrupt = corrupt.into_inner();
     ensure!(corrupt == 0, "{corrupt} wrong bytes in the floor");
-    if let Some(source) = handler.source {
+    for (source, _) in handler.sources {
         source.release()?;
     }
     let touches = u32::try_from(threads * SAMPLES)?;
     Ok(Touched {
         times,
+        time,
         cpu: cpu / touches,
     })
 }
@@ -132,10 +142,9 @@ fn touch_once(
 #[derive(Debug)]
 struct Handler<'a> {
     uffd: &'a Uffd,
-    /// `None` without a donor.
-    source: Option<Source>,
-    /// Addresses of the pages that were requested, in order.
-    waiting: VecDeque<usize>,
+    /// None without a donor. With each one the addresses of the pages that were requested there, in
+    /// order.
+    sources: Vec<(Source, VecDeque<usize>)>,
     /// The page at hand.
     page: PageBytes,
     spin: Spin,
@@ -153,21 +162,24 @@ impl Handler<'_> {
             });
             let mut worked = read? > 0;
             for start in faults.drain(..) {
-                match &mut self.source {
-                    Some(source) => {
+                let at = start / PAGE_SIZE % self.sources.len().max(1);
+                match self.sources.get_mut(at) {
+                    Some((source, waiting)) => {
                         source.request()?;
-                        self.waiting.push_back(start);
+                        waiting.push_back(start);
                     }
                     None => self.install(start)?,
                 }
             }
-            if let Some(start) = self.waiting.front().copied()
-                && let Some(source) = &mut self.source
-                && source.receive(&mut self.page)?
-            {
-                self.waiting.pop_front();
-                self.install(start)?;
-                worked = true;
+            for at in 0..self.sources.len() {
+                let (source, waiting) = &mut self.sources[at];
+                if let Some(start) = waiting.front().copied()
+                    && source.receive(&mut self.page)?
+                {
+                    waiting.pop_front();
+                    self.install(start)?;
+                    worked = true;
+                }
             }
             if worked {
                 self.idle_since = None;
@@ -193,11 +205,11 @@ impl Handler<'_> {
             return Ok(());
         }
         ensure!(
-            self.waiting.is_empty() || now - since < TIMEOUT,
+            self.sources.iter().all(|(_, waiting)| waiting.is_empty()) || now - since < TIMEOUT,
             "no page from the donor for {} s",
             TIMEOUT.as_secs()
         );
-        let mut fds = Vec::with_capacity(2);
+        let mut fds = Vec::with_capacity(1 + self.sources.len());
         let mut watch = |fd| {
             fds.push(libc::pollfd {
                 fd,
@@ -206,7 +218,7 @@ impl Handler<'_> {
             });
         };
         watch(self.uffd.as_raw_fd());
-        if let Some(source) = &self.source {
+        for (source, _) in &self.sources {
             if source.stream.is_ready() {
                 return Ok(());
             }

@@ -141,16 +141,23 @@ fn write_table(text: &mut String, result: &MemoryBench) -> std::fmt::Result {
     if let Some(points) = &result.threads {
         writeln!(
             text,
-            "\n{:<26}{:>12}{:>14}{:>22}",
-            "threads, donors", "faults/s", "to 1 and 1", "CPU s a million"
+            "\n{:<26}{:>12}{:>14}{:>14}{:>14}{:>22}",
+            "threads, donors",
+            "faults/s",
+            "to 1 and 1",
+            "of the floor",
+            "floor's to 1",
+            "CPU s a million"
         )?;
         for point in points {
             writeln!(
                 text,
-                "{:<26}{:>12.0}{:>14.2}{:>22.1}",
+                "{:<26}{:>12.0}{:>14.2}{:>14.2}{:>14.2}{:>22.1}",
                 format!("{}, {}", point.threads, point.donors),
                 point.faults_per_second,
                 point.ratio_to_one,
+                point.ratio_to_floor,
+                point.floor_ratio_to_one,
                 point.cpu_seconds_per_million_faults
             )?;
         }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use fabric_transport::stream::Carrier;
 use memory_fabric::page::PAGE_SIZE;
 use serde::Serialize;
 use ssi_hv::progress::Progress;
@@ -12,7 +13,7 @@ use ssi_hv::size::ByteSize;
 use super::bed::Bed;
 use super::fault::{FAULT_MIN, Tally, next};
 use super::view::View;
-use super::{ROUNDS, median, usage};
+use super::{ROUNDS, floor, median, usage};
 
 const THREADS: [u32; 4] = [1, 2, 4, 8];
 const DONORS: [u32; 3] = [1, 2, 4];
@@ -27,6 +28,14 @@ pub(super) struct Scaled {
     pub(super) faults_per_second: f64,
     /// Median over the rounds of the rate divided by that of one thread and one donor.
     pub(super) ratio_to_one: f64,
+    /// The rate of the floor with as many threads and donors: a pager that does only what none can
+    /// avoid.
+    pub(super) floor_faults_per_second: f64,
+    /// Median over the rounds of the floor's rate divided by that of its own for one thread and one
+    /// donor.
+    pub(super) floor_ratio_to_one: f64,
+    /// Median over the rounds of the rate divided by that of the floor.
+    pub(super) ratio_to_floor: f64,
     /// CPU time of the whole process: threads, pager and donors, including the kernel's work for
     /// them.
     pub(super) cpu_seconds_per_million_faults: f64,
@@ -35,6 +44,7 @@ pub(super) struct Scaled {
 #[derive(Debug, Default)]
 struct Rates {
     faults_per_second: Vec<f64>,
+    floor_per_second: Vec<f64>,
     cpu_seconds: Vec<f64>,
 }
 
@@ -59,25 +69,44 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
             let faults = faults.max(1) as f64;
             rates.faults_per_second.push(faults / time.as_secs_f64());
             rates.cpu_seconds.push(busy.as_secs_f64() * 1e6 / faults);
+            rates.floor_per_second.push(floor_rate(bed, threads)?);
         }
         progress.step();
     }
     drop(progress);
     let one = rates[0].faults_per_second.clone();
+    let floor_one = rates[0].floor_per_second.clone();
     let combinations = DONORS
         .into_iter()
         .flat_map(|donors| THREADS.map(|threads| (donors, threads)));
-    let scaled = combinations.zip(rates).map(|((donors, threads), rates)| {
-        let ratios = rates.faults_per_second.iter().zip(&one);
-        Scaled {
+    let scaled = combinations
+        .zip(rates)
+        .map(|((donors, threads), rates)| Scaled {
             threads,
             donors,
-            ratio_to_one: median(ratios.map(|(rate, one)| rate / one).collect()),
+            ratio_to_one: ratio(&rates.faults_per_second, &one),
+            floor_ratio_to_one: ratio(&rates.floor_per_second, &floor_one),
+            ratio_to_floor: ratio(&rates.faults_per_second, &rates.floor_per_second),
             faults_per_second: median(rates.faults_per_second),
+            floor_faults_per_second: median(rates.floor_per_second),
             cpu_seconds_per_million_faults: median(rates.cpu_seconds),
-        }
-    });
+        });
     Ok(scaled.collect())
+}
+
+/// Returns the median over the rounds of one rate divided by another.
+fn ratio(rates: &[f64], of: &[f64]) -> f64 {
+    median(rates.iter().zip(of).map(|(rate, of)| rate / of).collect())
+}
+
+/// Returns how many pages a second the floor has by so many threads from the donors of a bed.
+fn floor_rate(bed: &Bed, threads: u32) -> Result<f64> {
+    let donors: Vec<_> = bed.donors().map(|donor| (donor, &Carrier::Tcp)).collect();
+    let touched = floor::touch_once(&donors, false, threads, None)?;
+    // Thousands of pages.
+    #[allow(clippy::cast_precision_loss)]
+    let pages = touched.times.summary().count as f64;
+    Ok(pages / touched.time.as_secs_f64())
 }
 
 /// Accesses random pages from all threads; returns the accesses that waited for a page, the
