@@ -70,7 +70,7 @@ impl Torture {
         let image = HostImage::prepare(workspace, self.kernel)?;
         let begin = Instant::now();
         let mut random = SplitMix::new(self.seed);
-        let mut results = Results::default();
+        let mut results = Results::new(begin);
         let mut lost_in_succession = 0;
         let mut rounds = 0;
         let kinds = Kind::all(&self.transports, &self.replicas);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::kind::Kind;
 
@@ -40,9 +40,23 @@ pub(super) struct Event {
     pub verdict: Verdict,
 }
 
+impl Event {
+    fn line(&self) -> String {
+        let what = match &self.verdict {
+            Verdict::Survived(after) => format!("ok after {:.1} s", after.as_secs_f64()),
+            Verdict::Ended(why) => format!("ended: {why}"),
+            Verdict::Hung(why) => format!("hung: {why}"),
+            Verdict::Corrupt(why) => format!("WRONG BYTES: {why}"),
+        };
+        format!("{} by {}: {what}", self.name, self.kind.name())
+    }
+}
+
 /// All of a run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Results {
+    /// When the run began.
+    begin: Instant,
     events: Vec<Event>,
     /// Rounds that a hung testbed ended, with the reason.
     pub beds_lost: Vec<String>,
@@ -55,20 +69,21 @@ pub(super) const VERIFIED: &str = "verified";
 pub(super) const UNFINISHED: &str = "not finished";
 
 impl Results {
-    /// Records an event, prints it if it is a failure, and returns whether it is none.
-    pub fn add(&mut self, event: Event) -> bool {
-        let (what, why) = match &event.verdict {
-            Verdict::Survived(_) => ("", ""),
-            Verdict::Ended(why) => ("ended", why.as_str()),
-            Verdict::Hung(why) => ("hung", why.as_str()),
-            Verdict::Corrupt(why) => ("WRONG BYTES", why.as_str()),
-        };
-        if !what.is_empty() {
-            let kind = event.kind.name();
-            println!("torture: {} by {kind}: {what}: {why}", event.name);
+    pub fn new(begin: Instant) -> Self {
+        Self {
+            begin,
+            events: Vec::new(),
+            beds_lost: Vec::new(),
         }
+    }
+
+    /// Records an event, prints it, and returns whether it is no failure.
+    pub fn add(&mut self, event: Event) -> bool {
+        let (seconds, line) = (self.begin.elapsed().as_secs(), event.line());
+        println!("torture: {seconds:>6} s: {line}");
+        let is_good = matches!(event.verdict, Verdict::Survived(_));
         self.events.push(event);
-        what.is_empty()
+        is_good
     }
 
     fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {
@@ -168,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_run_without_faults_and_a_run_with_a_wrong_byte_are_not_good() {
-        let mut results = Results::default();
+        let mut results = Results::new(Instant::now());
         assert!(results.add(event(VERIFIED, Verdict::Survived(Duration::ZERO))));
         assert!(!results.is_good(), "nothing was injected");
         assert!(results.add(event("link cut", Verdict::Survived(Duration::from_secs(2)))));
@@ -186,8 +201,19 @@ mod tests {
     }
 
     #[test]
+    fn the_line_of_an_event_says_what_came_of_it() {
+        let survived = Verdict::Survived(Duration::from_millis(3460));
+        assert_eq!(
+            event("link cut", survived).line(),
+            "link cut by tcp: ok after 3.5 s"
+        );
+        let wrong = with(Replicas::Two, VERIFIED, Verdict::Corrupt("page 1".into()));
+        assert_eq!(wrong.line(), "verified by tcp x2: WRONG BYTES: page 1");
+    }
+
+    #[test]
     fn the_table_has_a_row_for_each_fault_and_kind_of_round() {
-        let mut results = Results::default();
+        let mut results = Results::new(Instant::now());
         for seconds in [1, 5, 3] {
             let verdict = Verdict::Survived(Duration::from_secs(seconds));
             results.add(event("link cut", verdict));
