@@ -4,15 +4,16 @@
 //! A block has two copies, of which one is *needed*, or the pieces of a [stripe](crate::stripe), of
 //! which as many are needed as there are pieces of data. What follows says copies for both.
 //!
-//! A copy is *valid*, *being filled* or *stale*; a donor is *in use* or *out*. A copy is read only
-//! if it is valid and its donor is in use.
+//! A copy is *valid*, *behind*, *stale*, or *being filled*; a donor is *in use* or *out*. A copy is
+//! read only if it is valid and its donor is in use.
 //!
 //! ```text
 //! donor: in use -- lost, stalled --> out             only if every block keeps a readable copy
-//!        out -- back with its memory --> in use      all its copies became stale before
-//! copy:  valid -- its donor returns --> stale
-//!        stale -- repair begins --> being filled     from here on it receives all write-backs
-//!        being filled -- 512 pages copied --> valid
+//!        out -- back with its memory --> in use      its copies became behind or stale before
+//! copy:  valid -- its donor returns --> behind       if it has [missed] a page meanwhile
+//!        being filled -- its donor returns --> stale  or behind, if it was only catching up
+//!        stale, behind -- repair begins --> being filled  from here on it receives all write-backs
+//!        being filled -- 512 pages, or those it missed, copied --> valid
 //!        (donor is lost) --> stale, in another place
 //!        (donor leaves) --> valid, in another place; see [`leave`]
 //! ```
@@ -24,14 +25,16 @@
 //! the evictor writes. A write-back that completes without a donor completes after that donor is
 //! out. A thread that requests a page holds it, so that no write-back of it is in progress, and it
 //! has acquired the page's state after the last one completed. It therefore sees that the donor is
-//! out, or if the donor is in use again, that the copy was stale: threads read the donor's state
-//! before the copy's, and a returning donor's copies become stale before the donor is in use.
+//! out, or if the donor is in use again, that the copy has missed it: threads read the donor's
+//! state before the copy's, and a returning donor's copies become behind or stale before it is in
+//! use.
 //! An answer of a donor that went out after the request is valid as well: the page is held, so the
 //! bytes there are those of the last write-back.
 
 mod holes;
 mod join;
 mod leave;
+mod missed;
 mod rebalance;
 mod room;
 mod usage;
@@ -46,6 +49,8 @@ use holes::Holes;
 use join::Standing;
 use leave::Leaving;
 pub use leave::{LeaveError, NextMove};
+use missed::Missed;
+pub(crate) use missed::PageSet;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use usage::Spared;
@@ -134,6 +139,7 @@ pub struct Copies {
     /// How far the threads are with places that copies have left.
     epochs: Epochs,
     holes: Holes,
+    missed: Missed,
     /// Orders all changes.
     ledger: Mutex<Ledger>,
 }
@@ -155,6 +161,8 @@ pub struct Repair {
     pub to: Place,
     /// Whether that is all zero.
     pub is_empty: bool,
+    /// Whether only pages are copied that it has missed.
+    pub catches_up: bool,
 }
 
 impl Copies {
@@ -222,6 +230,7 @@ impl Copies {
             changes: AtomicU32::new(0),
             epochs: Epochs::default(),
             holes: Holes::default(),
+            missed: Missed::default(),
             ledger: Mutex::new(ledger),
         }
     }
@@ -325,7 +334,10 @@ impl Copies {
     #[must_use]
     pub fn writable_at(&self, block: u32, at: usize) -> Option<Place> {
         let copy = self.copy(block, at);
-        let receives = matches!(copy.state, CopyState::Valid | CopyState::Filling);
+        let receives = matches!(
+            copy.state,
+            CopyState::Valid | CopyState::Filling | CopyState::CatchingUp
+        );
         (receives && !self.is_out(copy.place.donor)).then_some(copy.place)
     }
 
@@ -338,8 +350,9 @@ impl Copies {
         copy.state == CopyState::Valid && !self.is_out(copy.place.donor)
     }
 
-    /// Begins the next repair, from this block on: the first copy that is stale, on a donor in use,
-    /// with as many valid other copies as are needed. A copy on a lost donor gets another place if a donor has room. The
+    /// Begins the next repair, from this block on: the first copy that is behind or stale, on a donor
+    /// in use, with as many valid other copies as are needed. A copy on a lost donor gets another place
+    /// if a donor has room. The
     /// copy receives write-backs from then on. Copies on a donor that leaves are not filled: they
     /// are moved.
     pub fn begin_repair(&self, from: u32) -> Option<Repair> {
@@ -365,19 +378,28 @@ impl Copies {
                         true => CopyState::Empty,
                         false => CopyState::Stale,
                     };
+                    self.missed.forget(copy.place);
                     copy = Copy { place, state };
                     self.begin_place(place);
                 } else if self.is_out(donor) || ledger.is_leaving(donor) {
                     continue;
                 }
+                let catches_up = matches!(copy.state, CopyState::Behind | CopyState::CatchingUp);
                 let repair = Repair {
                     block,
                     at,
                     from: from.place,
                     to: copy.place,
                     is_empty: copy.state == CopyState::Empty,
+                    catches_up,
                 };
-                copy.state = CopyState::Filling;
+                copy.state = match catches_up {
+                    true => CopyState::CatchingUp,
+                    false => {
+                        self.missed.forget(copy.place);
+                        CopyState::Filling
+                    }
+                };
                 self.set(block, at, copy);
                 return Some(repair);
             }
@@ -386,18 +408,21 @@ impl Copies {
     }
 
     /// Ends a repair whose pages are all copied from these copies: it is valid. Returns false if one of
-    /// them is not any more, or its own donor went out in the meantime, which the caller may not have
-    /// seen yet; the copy stays invalid then.
+    /// them is not any more, its own donor went out in the meantime, which the caller may not have
+    /// seen yet, or it was found to be wrong; the copy stays invalid then.
     pub fn end_repair(&self, repair: &Repair, sources: &[(usize, Place)]) -> bool {
         let _changes = self.lock();
         if self.is_out(repair.to.donor) || !self.are_valid(repair.block, sources) {
             return false;
         }
         let mut copy = self.copy(repair.block, repair.at);
-        if copy.place == repair.to && copy.state == CopyState::Filling {
-            copy.state = CopyState::Valid;
-            self.set(repair.block, repair.at, copy);
+        let is_filled = matches!(copy.state, CopyState::Filling | CopyState::CatchingUp);
+        if copy.place != repair.to || !is_filled {
+            return false;
         }
+        self.missed.forget(copy.place);
+        copy.state = CopyState::Valid;
+        self.set(repair.block, repair.at, copy);
         true
     }
 

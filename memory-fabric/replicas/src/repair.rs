@@ -17,7 +17,7 @@
 mod arrived;
 mod fill;
 
-use crate::copies::{Copies, NextMove, Repair};
+use crate::copies::{Copies, NextMove, PageSet, Repair};
 use crate::gather::{Gather, Trial};
 use crate::member::{Member, Purpose};
 use crate::placement::Place;
@@ -85,7 +85,9 @@ struct Current {
     unsure: u64,
     /// Whether the copy will take the place of another, which is in use until then.
     is_move: bool,
-    /// The next page.
+    /// The pages that are copied.
+    pages: PageSet,
+    /// The next one of them.
     next: u32,
     copying: Vec<Copying>,
 }
@@ -347,6 +349,8 @@ impl ReplicatedTransport {
             }
             let id = u8::try_from(donor).expect("at most 64 donors");
             if self.set.copies().readmit(id) {
+                // It may have missed nothing.
+                self.repairs.has_repaired |= self.set.copies().blocks_at(id) > 0;
                 self.members[donor].out = false;
                 self.set.note_readmitted();
             }
@@ -411,12 +415,17 @@ impl ReplicatedTransport {
                 found
             }
         };
+        let pages = match repair.catches_up {
+            true => copies.missed_at(repair.to),
+            false => PageSet::ALL,
+        };
         repairs.current = Some(Current {
             repair,
             sources,
             unsure: 0,
             is_move,
-            next: 0,
+            pages,
+            next: pages.next_from(0),
             copying: Vec::with_capacity(COPYING_MAX),
         });
         true

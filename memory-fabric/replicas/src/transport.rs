@@ -14,11 +14,12 @@
 //!
 //! The transport of the evictor, the only one that writes, also readmits donors and fills copies
 //! (`repair`). Nothing here allocates after the start, except for a write-back of a page that is
-//! being copied at that moment, and when a donor joins.
+//! being copied at that moment, or that a copy misses, and when a donor joins.
 
 mod arrivals;
 mod changes;
 mod offsets;
+mod outages;
 mod reread;
 mod sources;
 mod striped;
@@ -281,70 +282,6 @@ impl ReplicatedTransport {
         self.post_to_copy(index).inspect_err(|_| {
             self.end(index);
         })
-    }
-
-    /// Stops to wait for donors that went out: their reads go to the other copy.
-    fn leave_excluded(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
-        let changes = self.set.copies().changes();
-        if changes == self.changes {
-            return;
-        }
-        self.changes = changes;
-        self.take_arrivals();
-        for donor in 0..self.members.len() {
-            let id = u8::try_from(donor).expect("at most 64 donors");
-            if !self.set.copies().is_out(id) {
-                continue;
-            }
-            if !self.members[donor].out {
-                self.leave_one(id, complete);
-            }
-            if !self.members[donor].has_left && self.set.copies().has_left(id) {
-                self.members[donor] = Member::left();
-                self.set.note_without(donor);
-            }
-        }
-    }
-
-    fn leave_one(&mut self, donor: u8, complete: &mut dyn FnMut(Completion<'_>)) {
-        let member = &mut self.members[usize::from(donor)];
-        member.out = true;
-        member.abandon(|_| true);
-        if let Some(given_up) = self.repairs.leave(donor, &mut self.members) {
-            self.set.give_up_move(&given_up);
-        }
-        for index in 0..self.operations.len() {
-            let Some(operation) = &mut self.operations[index] else {
-                continue;
-            };
-            if operation.waits_for & bit(donor) == 0 {
-                continue;
-            }
-            operation.waits_for &= !bit(donor);
-            operation.is_half_done |= operation.is_write();
-            let is_read = operation.is_read();
-            let index = u32::try_from(index).expect("a few operations");
-            // What a read has asked for does not concern a write with its number.
-            let mut reads = self.stripes.as_mut().filter(|_| is_read);
-            let is_short = reads.as_mut().is_some_and(|all| all.leave(index, donor));
-            if self.operation(index).waits_for == 0 || is_short {
-                self.bereft(index, complete);
-            }
-        }
-    }
-
-    /// Continues an operation that no donor in use is to answer.
-    fn bereft(&mut self, index: u32, complete: &mut dyn FnMut(Completion<'_>)) {
-        let work = self.operation(index).work;
-        match work {
-            Work::Read { .. } if self.unposted.contains(&index) => {}
-            Work::Read { .. } => self.unposted.push_back(index),
-            Work::Write => complete(Completion::Written(self.end(index).ticket)),
-            Work::Drop { pages } => {
-                self.end(index);
-                complete(Completion::Dropped(pages));
-            }
-        }
     }
 
     /// Notes when all requests are answered that may be for places that copies have left.

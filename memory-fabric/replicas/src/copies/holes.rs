@@ -168,7 +168,7 @@ impl Copies {
     }
 
     /// Returns the pages that a place does not have, a bit each.
-    fn holes_at(&self, place: Place) -> [u64; WORDS] {
+    pub(super) fn holes_at(&self, place: Place) -> [u64; WORDS] {
         match self.has_holes().then(|| self.holes.of(place)).flatten() {
             Some(pages) => std::array::from_fn(|word| pages[word].load(Ordering::Relaxed)),
             None => [0; WORDS],

@@ -355,6 +355,7 @@ impl Copies {
             from: from.place,
             to: place,
             is_empty,
+            catches_up: false,
         })
     }
 
@@ -403,6 +404,8 @@ impl Copies {
         leaving.vacated.push(before);
         self.fill_holes(before, 0, BLOCK_PAGES);
         let (place, state) = (done.to, CopyState::Valid);
+        self.missed.forget(before);
+        self.missed.forget(place);
         self.set(done.block, done.at, Copy { place, state });
         true
     }

@@ -56,7 +56,7 @@ impl Copies {
         let other = from.place.donor;
         let free = match self.width {
             2 => self.free_place(ledger, other),
-            // A donor that is out may return: its pieces are only stale.
+            // A donor that is out may return: its pieces have only missed something.
             _ => self.free_place_for_piece(ledger, block, ALL),
         };
         // A block without a copy comes before one that moves.

@@ -74,20 +74,28 @@ impl Copies {
     /// does not end, and begins again with another one.
     pub(crate) fn spoil(&self, block: u32, donor: u8) -> bool {
         let ledger = self.lock();
-        let valid = || self.all(block).enumerate();
-        let valid = || valid().filter(|(_, copy)| self.is_valid(*copy));
-        let here = valid().find(|(_, copy)| copy.place.donor == donor);
-        let Some((at, copy)) = here else {
-            return valid().count() >= self.needed;
+        let valid = self.all(block).filter(|copy| self.is_valid(*copy));
+        let others = valid.filter(|copy| copy.place.donor != donor).count();
+        let mut all = self.all(block).enumerate();
+        // One that is not read would become valid without the page that is wrong.
+        let counts = |state| {
+            matches!(
+                state,
+                CopyState::Valid | CopyState::Behind | CopyState::CatchingUp
+            )
         };
-        if valid().count() <= self.needed {
+        let here = all.find(|(_, copy)| copy.place.donor == donor && counts(copy.state));
+        let Some((at, copy)) = here else {
+            return others >= self.needed;
+        };
+        if others < self.needed {
             return false;
         }
-        if !self.is_needed(&ledger, donor, Spared::Pages) {
+        if self.is_valid(copy) && !self.is_needed(&ledger, donor, Spared::Pages) {
             return false;
         }
-        // As of a donor that returns: the copy receives write-backs again when its repair begins,
-        // which reads no page while a write-back of it is outstanding.
+        // The copy receives write-backs again when its repair begins, which reads no page while a
+        // write-back of it is outstanding.
         let state = CopyState::Stale;
         self.set(block, at, Copy { state, ..copy });
         self.note_change();
@@ -136,8 +144,9 @@ impl Copies {
         u32::try_from(count).expect("23 bits")
     }
 
-    /// Uses a donor again that was out: all its copies are stale, until they are filled. The caller
-    /// repairs, and has no request to this donor outstanding. Returns false if it is lost, or is
+    /// Uses a donor again that was out: its copies that have missed pages are behind, or stale, until
+    /// they are filled. The caller repairs, has noted what they have missed, and has no request to
+    /// this donor outstanding. Returns false if it is lost, or is
     /// not out.
     pub fn readmit(&self, donor: u8) -> bool {
         let mut ledger = self.lock();
@@ -145,15 +154,23 @@ impl Copies {
             return false;
         }
         ledger.loans[usize::from(donor)].standing.use_again();
+        let missed = self.missed.lock();
         for block in 0..self.blocks() {
             for (at, copy) in self.all(block).enumerate() {
-                if copy.place.donor == donor {
-                    let state = CopyState::Stale;
-                    self.set(block, at, Copy { state, ..copy });
+                if copy.place.donor != donor {
+                    continue;
                 }
+                let state = match copy.state {
+                    CopyState::Valid if !self.needs_pages(&missed, copy.place) => continue,
+                    CopyState::Valid | CopyState::Behind | CopyState::CatchingUp => {
+                        CopyState::Behind
+                    }
+                    CopyState::Filling | CopyState::Stale | CopyState::Empty => CopyState::Stale,
+                };
+                self.set(block, at, Copy { state, ..copy });
             }
         }
-        // Release: a thread that finds the donor in use finds its copies stale.
+        // Release: a thread that finds the donor in use finds which of its copies are not valid.
         self.out[usize::from(donor)].store(false, Ordering::Release);
         self.note_change();
         true

@@ -10,7 +10,9 @@ pub(super) const DONOR_BITS: u32 = 6;
 pub const SLOTS_MAX: u32 = 1 << SLOT_BITS;
 const STATE_SHIFT: u32 = SLOT_BITS + DONOR_BITS;
 
-const _: () = assert!(STATE_SHIFT + 2 <= u32::BITS);
+const STATE_BITS: u32 = 3;
+
+const _: () = assert!(STATE_SHIFT + STATE_BITS <= u32::BITS);
 
 /// What a copy is good for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -23,6 +25,10 @@ pub enum CopyState {
     Stale,
     /// It is a slot that was never written: all zero.
     Empty,
+    /// It has missed write-backs, of which it is known which ones: its donor was out meanwhile.
+    Behind,
+    /// It receives write-backs; those that it has missed are being copied.
+    CatchingUp,
 }
 
 /// A copy of a block.
@@ -41,6 +47,8 @@ impl Copy {
             CopyState::Filling => 1,
             CopyState::Stale => 2,
             CopyState::Empty => 3,
+            CopyState::Behind => 4,
+            CopyState::CatchingUp => 5,
         };
         state << STATE_SHIFT | u32::from(self.place.donor) << SLOT_BITS | self.place.slot
     }
@@ -52,11 +60,13 @@ impl Copy {
                 donor: u8::try_from(field(SLOT_BITS, DONOR_BITS)).expect("6 bits"),
                 slot: field(0, SLOT_BITS),
             },
-            state: match field(STATE_SHIFT, 2) {
+            state: match field(STATE_SHIFT, STATE_BITS) {
                 0 => CopyState::Valid,
                 1 => CopyState::Filling,
                 2 => CopyState::Stale,
-                _ => CopyState::Empty,
+                3 => CopyState::Empty,
+                4 => CopyState::Behind,
+                _ => CopyState::CatchingUp,
             },
         }
     }

@@ -207,7 +207,7 @@ impl ReplicatedTransport {
                 };
                 posted.expect("room was seen");
             }
-            current.next += 1;
+            current.next = current.pages.next_from(page + 1);
             current.copying.push(Copying {
                 page,
                 phase: Phase::Reading {

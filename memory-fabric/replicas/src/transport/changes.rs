@@ -48,6 +48,8 @@ impl ReplicatedTransport {
                 self.repairs.supersede(block, in_block);
                 let copies = self.set.copies();
                 copies.forget_lost(block, page_in(in_block), 1);
+                let without = (0..copies.width()).filter(|&at| places[at].is_none());
+                without.for_each(|at| copies.note_missed(block, at, page_in(in_block)));
             }
         }
         let copies = self.set.copies();

@@ -16,6 +16,7 @@ use fake::{FakeDonor, FakeTransport, page_with};
 use model::World;
 use std::sync::Mutex;
 use std::thread::JoinHandle;
+use striped::write;
 
 /// Ignores counts.
 struct Uncounted;
@@ -179,6 +180,68 @@ fn a_write_back_is_complete_with_one_copy_when_the_other_donor_is_lost() {
     assert_eq!(bed.set.copies().degraded(), 1);
     assert_eq!(bed.set.lost(1, "it too"), Loss::OfBlocks);
     assert_eq!(bed.events(), 1, "one loss, one event");
+}
+
+#[test]
+fn a_donor_that_returns_gets_only_what_it_has_missed() {
+    let bed = Bed::new(&[1, 1], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    (0..100).for_each(|page| write(&mut evictor, page * 4096, 1 + page));
+    // Of these one is on its way when the donor goes out, and the others come later.
+    bed.cut(1);
+    let last = page_with(200);
+    evictor
+        .post_write(Ticket(2), 20 * 4096, &last)
+        .expect("room");
+    evictor.poll(&mut |completion| panic!("{completion:?} with one copy"));
+    assert!(!bed.set.down(1, "cut"));
+    poll_until(&mut evictor, "written", |completed| completed == [(2, 0)]);
+    write(&mut evictor, 40 * 4096, 201);
+    write(&mut evictor, 99 * 4096, 202);
+    let before = bed.donors[1].lock().expect("no panic").writes;
+    bed.restore(1);
+    bed.set.up(1);
+    let set = Arc::clone(&bed.set);
+    poll_until(&mut evictor, "filled", |_| set.copies().degraded() == 0);
+    let donors = [0, 1].map(|donor| bed.donors[donor].lock().expect("no panic"));
+    for page in 0..100 {
+        let version = match page {
+            20 => 200,
+            40 => 201,
+            99 => 202,
+            other => 1 + other,
+        };
+        let found = [0, 1].map(|donor: usize| donors[donor].version_at(page * 4096));
+        assert_eq!(found, [version; 2], "page {page}");
+    }
+    // The one on its way arrives late, and is written again.
+    assert_eq!(donors[1].writes - before, 4);
+    drop(donors);
+    assert!(matches!(
+        bed.events.lock().expect("no panic")[..],
+        [ReplicaEvent::Degraded { .. }, ReplicaEvent::Repaired]
+    ));
+}
+
+#[test]
+fn a_donor_that_returns_and_has_missed_nothing_is_used_at_once() {
+    let bed = Bed::new(&[1, 1], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    (0..10).for_each(|page| write(&mut evictor, page * 4096, 1 + page));
+    bed.cut(1);
+    assert!(!bed.set.down(1, "cut"));
+    evictor.poll(&mut |completion| panic!("{completion:?}"));
+    let before = bed.donors[1].lock().expect("no panic").writes;
+    bed.restore(1);
+    bed.set.up(1);
+    let set = Arc::clone(&bed.set);
+    poll_until(&mut evictor, "used", |_| set.copies().degraded() == 0);
+    evictor.poll(&mut |completion| panic!("{completion:?}"));
+    assert_eq!(bed.donors[1].lock().expect("no panic").writes, before);
+    assert!(matches!(
+        bed.events.lock().expect("no panic")[..],
+        [ReplicaEvent::Degraded { .. }, ReplicaEvent::Repaired]
+    ));
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Copies {
             });
         }
         let Copy { place, state } = self.copy(block, at);
-        let may_have = matches!(state, CopyState::Stale | CopyState::Filling)
+        let may_have = !matches!(state, CopyState::Valid | CopyState::Empty)
             && !self.is_out(place.donor)
             && !self.lacks(place, first, pages);
         may_have.then_some((place, Has::Perhaps))

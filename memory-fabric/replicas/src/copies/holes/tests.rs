@@ -88,6 +88,7 @@ fn a_piece_that_may_have_missed_a_write_back_makes_no_other_donor_superfluous() 
     copies.keep_holes();
     // Page 3 is written while donor 5 is out; then the piece of donor 0 is made again without it.
     assert_eq!(copies.exclude(5), Ok(true));
+    copies.note_missed(0, 5, 3);
     copies.add_hole(place(0, 0), 3);
     assert!(copies.readmit(5));
     assert!(

@@ -47,8 +47,10 @@ fn only_copies_on_a_lost_donor_are_displaced() {
         (2, 0),
         "it may return"
     );
+    copies.note_missed(0, 0, 7);
+    copies.note_missed(1, 1, 7);
     assert!(copies.readmit(0));
-    assert_eq!((copies.degraded(), copies.displaced()), (2, 0), "stale");
+    assert_eq!((copies.degraded(), copies.displaced()), (2, 0), "behind");
     while let Some(repair) = copies.begin_repair(0) {
         assert!(copies.end_repair(&repair, &[]));
     }

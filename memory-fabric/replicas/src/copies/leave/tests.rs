@@ -342,6 +342,11 @@ fn a_donor_that_goes_out_while_it_leaves_is_one_that_is_lost() {
 fn a_copy_that_a_leaving_donor_has_missed_is_moved_and_not_filled() {
     let copies = copies(&[4, 4, 4], 4);
     assert_eq!(copies.exclude(0), Ok(true));
+    for block in 0..copies.blocks() {
+        let here = copies.all(block).position(|copy| copy.place.donor == 0);
+        here.into_iter()
+            .for_each(|at| copies.note_missed(block, at, 5));
+    }
     assert!(copies.readmit(0));
     let held = copies.blocks_at(0);
     assert_eq!(copies.degraded(), held);

@@ -41,6 +41,8 @@ pub struct FakeDonor {
     /// While set, this is sent, once in so many answers.
     pub forgery: Option<(Forgery, u64)>,
     answers: u64,
+    /// Pages, or pieces of them, that were written.
+    pub writes: u64,
     /// Answers that were forged.
     pub forged: u64,
     /// While set, nothing arrives.
@@ -106,6 +108,7 @@ impl FakeDonor {
                 self.forge(request.offset, bytes)
             }
             Kind::Write(_, bytes) => {
+                self.writes += 1;
                 let within = usize::try_from(request.offset % PAGE_SIZE as u64).expect("small");
                 let start = request.offset - within as u64;
                 let page = self.pages.entry(start);

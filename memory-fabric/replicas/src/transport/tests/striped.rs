@@ -8,7 +8,7 @@ fn bed(layout: &str, spare: usize) -> Bed {
     Bed::striped(&vec![2; layout.pieces() + spare], layout, 2)
 }
 
-fn write(evictor: &mut ReplicatedTransport, offset: u64, version: u64) {
+pub(super) fn write(evictor: &mut ReplicatedTransport, offset: u64, version: u64) {
     evictor
         .post_write(Ticket(0), offset, &page_with(version))
         .expect("room");
@@ -202,6 +202,7 @@ fn a_repair_that_begins_again_waits_for_the_writes_of_the_one_before() {
     let (returns, source) = (donors[1], donors[2]);
     bed.set.down(returns, "it was cut");
     evictor.poll(&mut |completion| panic!("{completion:?}"));
+    (0..40).for_each(|page| bed.set.copies().note_missed(0, 1, page));
     bed.set.up(returns);
     let deadline = Instant::now() + Duration::from_secs(20);
     while evictor.members[returns].in_flight() == 0 {

@@ -88,7 +88,10 @@ fn a_page_without_a_right_copy_is_read_where_it_may_be_right_and_suspects_no_oth
 fn a_bit_that_flips_on_the_way_to_a_repair_changes_nothing() {
     let mut vm = with_one_out();
     // Only the first answer.
-    vm.bed.donors[0].lock().expect("no panic").forgery = Some((FLIPPED_BIT, 8));
+    vm.forge(0, |now, before, other, number| match number {
+        1 => FLIPPED_BIT(now, before, other, number),
+        _ => now.to_vec(),
+    });
     repair(&mut vm);
     assert!(vm.forged(0) > 0);
     for page in 0..7 {

@@ -120,6 +120,8 @@ fn what_the_new_copy_has_is_read_twice() {
     vm.write(0);
     vm.bed.cut(1);
     assert!(!vm.bed.set.down(1, "cut"));
+    // As if its last write-back had arrived there, and the answer had not.
+    vm.bed.set.copies().note_missed(0, 1, 0);
     vm.forge(0, FLIPPED_BIT);
     vm.forge(1, |now, before, other, number| match number {
         1 => FLIPPED_BIT(now, before, other, number),
