@@ -234,11 +234,17 @@ fn the_donors_of_a_zone_are_killed_at_once_and_nothing_is_lost() {
 
 /// Links are cut and restored in turn, each time only when all copies are valid again: the donor
 /// that was away has missed write-backs, and is the only one with all bytes soon after.
-fn cut_in_turn(running: &Running, proxies: &[Proxy; 2], times: u64, missed: u64) {
+fn cut_in_turn(times: u64, missed: u64) {
+    let donors = [donor(GUEST), donor(GUEST)];
+    let proxies = donors
+        .each_ref()
+        .map(|donor| Proxy::new(donor.address(), Mischief::None, 0));
+    let addresses = proxies.each_ref().map(|proxy| proxy.address);
+    let running = start(&replicated(&addresses));
     let view = running.fabric.view().clone();
     let mut cuts = 0_u64;
     let mut cut_at: Option<u64> = None;
-    increment(running, 7, 100_000, |done| {
+    increment(&running, 7, 100_000, |done| {
         let at = usize::from(cuts % 2 == 1);
         let replicas = view.replicas().expect("replicated");
         match cut_at {
@@ -261,33 +267,19 @@ fn cut_in_turn(running: &Running, proxies: &[Proxy; 2], times: u64, missed: u64)
         cuts == times
     });
     let paused = |event: &FabricEvent| matches!(event, FabricEvent::Link(_));
-    let events = events(running);
+    let events = events(&running);
     assert!(!events.iter().any(paused), "{events:?}");
+    running.fabric.shutdown();
 }
 
 #[test]
 fn a_donor_that_returns_is_not_read_before_it_has_what_it_missed() {
-    let donors = [donor(GUEST), donor(GUEST)];
-    let proxies = donors
-        .each_ref()
-        .map(|donor| Proxy::new(donor.address(), Mischief::None, 0));
-    let addresses = proxies.each_ref().map(|proxy| proxy.address);
-    let running = start(&replicated(&addresses));
-    cut_in_turn(&running, &proxies, 4, 20_000);
-    running.fabric.shutdown();
+    cut_in_turn(4, 20_000);
 }
 
-/// Most of its copies have missed a few pages then, or none.
 #[test]
-fn a_donor_that_was_away_for_a_moment_gets_only_what_it_missed() {
-    let donors = [donor(GUEST), donor(GUEST)];
-    let proxies = donors
-        .each_ref()
-        .map(|donor| Proxy::new(donor.address(), Mischief::None, 0));
-    let addresses = proxies.each_ref().map(|proxy| proxy.address);
-    let running = start(&replicated(&addresses));
-    cut_in_turn(&running, &proxies, 6, 20);
-    running.fabric.shutdown();
+fn a_donor_that_was_away_for_a_moment_is_not_read_before_it_has_the_few_pages_it_missed() {
+    cut_in_turn(6, 20);
 }
 
 #[test]
