@@ -352,9 +352,8 @@ impl Copies {
 
     /// Begins the next repair, from this block on: the first copy that is behind or stale, on a donor
     /// in use, with as many valid other copies as are needed. A copy on a lost donor gets another place
-    /// if a donor has room. The
-    /// copy receives write-backs from then on. Copies on a donor that leaves are not filled: they
-    /// are moved.
+    /// if a donor has room. The copy receives write-backs from then on. Copies on a donor that leaves
+    /// are not filled: they are moved.
     pub fn begin_repair(&self, from: u32) -> Option<Repair> {
         let mut ledger = self.lock();
         self.reclaim(&mut ledger);

@@ -146,8 +146,7 @@ impl Copies {
 
     /// Uses a donor again that was out: its copies that have missed pages are behind, or stale, until
     /// they are filled. The caller repairs, has noted what they have missed, and has no request to
-    /// this donor outstanding. Returns false if it is lost, or is
-    /// not out.
+    /// this donor outstanding. Returns false if it is lost, or is not out.
     pub fn readmit(&self, donor: u8) -> bool {
         let mut ledger = self.lock();
         if !ledger.standing(donor).may_be_used() || !self.is_out(donor) {

@@ -9,7 +9,6 @@ pub(super) const DONOR_BITS: u32 = 6;
 /// Limit of the slots that are used at a donor.
 pub const SLOTS_MAX: u32 = 1 << SLOT_BITS;
 const STATE_SHIFT: u32 = SLOT_BITS + DONOR_BITS;
-
 const STATE_BITS: u32 = 3;
 
 const _: () = assert!(STATE_SHIFT + STATE_BITS <= u32::BITS);
