@@ -5,8 +5,10 @@
 //! pages except the last ones have been evicted by then. Half of those are visited once each in
 //! random order: nothing could predict these visits, so each fetches its page. Those of the other
 //! half are visited at a fixed stride, with pauses in which the pager has time to prefetch: after
-//! the first ones, each visit finds its page local but not mapped. Such a minor fault costs the
-//! program what every fault costs besides the fetch.
+//! the first ones, each visit finds its page local. Most find it mapped, along with an earlier one;
+//! the others are minor faults, each of which costs the program what every fault costs besides the
+//! fetch. They are slower than visits without a fault and faster than those that fetch, so whoever
+//! knows the number of each kind finds their median in the order of all visits.
 //!
 //! Before each phase, and at the end, a line of standard input is awaited, so that the pager's
 //! counters can be read. The end of the input counts as a line.
@@ -21,21 +23,26 @@ use crate::clock::Clock;
 use crate::cpu::now_ticks;
 use crate::memory::{Memory, PAGE_BYTES_U64};
 use crate::probe::Run;
-use crate::report::{Latency, latency_of};
+use crate::report::{Latency, latency_of, to_ns};
 
 /// Visits of a phase: the median of as many moves by a few percent.
 const VISITS_MAX: usize = 3000;
-/// Distance between visits that are meant to find their page local. Adjacent pages would be mapped
-/// several at a time.
+/// Distance between visits that are meant to find their page local. With adjacent pages there would
+/// be fewer faults.
 const STRIDE: usize = 3;
 /// Pause before each of these visits, in which the next page arrives.
 const PAUSE: Duration = Duration::from_millis(4);
+
+/// Visits for which one is in [`Phase::slowest_first_us`].
+const SAMPLED: usize = 10;
 
 /// The visits of one phase.
 #[derive(Debug, Serialize)]
 pub struct Phase {
     visits: usize,
     latency_us: Latency,
+    /// The latencies of the slowest visit and of each tenth one after it, in whole microseconds.
+    slowest_first_us: Vec<u64>,
 }
 
 /// The printed object.
@@ -94,17 +101,28 @@ pub fn run(
     let ahead = visit_all(&mut run, memory, &near, PAUSE);
     wait(input, "fetched pages visited");
     let rate = clock.ns_per_tick();
-    let phase = |ticks: &[u64]| Phase {
-        visits: ticks.len(),
-        latency_us: latency_of(ticks, rate),
-    };
     Ok(Kinds {
         pages: memory.pages(),
         verified_bytes: run.outcome.verified_bytes,
         corrupt_bytes: run.outcome.corrupt_bytes,
-        remote: phase(&remote),
-        ahead: phase(&ahead),
+        remote: Phase::of(remote, rate),
+        ahead: Phase::of(ahead, rate),
     })
+}
+
+impl Phase {
+    fn of(mut ticks: Vec<u64>, ns_per_tick: f64) -> Self {
+        let latency_us = latency_of(&ticks, ns_per_tick);
+        ticks.sort_unstable_by(|a, b| b.cmp(a));
+        let sampled = ticks.iter().step_by(SAMPLED);
+        Self {
+            visits: ticks.len(),
+            latency_us,
+            slowest_first_us: sampled
+                .map(|&ticks| to_ns(ticks, ns_per_tick) / 1000)
+                .collect(),
+        }
+    }
 }
 
 /// Reads and compares each page, and returns how long each first access took.
@@ -153,6 +171,14 @@ mod tests {
         assert!(kinds.is_sound());
         let json: serde_json::Value = serde_json::from_str(&kinds.to_json()).unwrap();
         assert!(json["remote"]["latency_us"]["p50"].is_number());
+        let slowest_first = json["ahead"]["slowest_first_us"].as_array().unwrap();
+        assert_eq!(slowest_first.len(), 3, "of 22 visits");
+    }
+
+    #[test]
+    fn each_tenth_visit_is_listed_from_the_slowest_on() {
+        let phase = Phase::of((1..=21).collect(), 2000.0);
+        assert_eq!(phase.slowest_first_us, [42, 22, 2]);
     }
 
     #[test]

@@ -128,13 +128,14 @@ fn latency(histogram: &Histogram<u64>) -> Latency {
     }
 }
 
+/// Returns a time in nanoseconds.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "times below ten minutes; both factors are positive, and casts from floats saturate"
 )]
-fn to_ns(ticks: u64, ns_per_tick: f64) -> u64 {
+pub fn to_ns(ticks: u64, ns_per_tick: f64) -> u64 {
     (ticks as f64 * ns_per_tick) as u64
 }
 
