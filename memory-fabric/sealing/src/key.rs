@@ -74,9 +74,9 @@ pub struct Seal {
 /// Copies of them that the compiler left on the stack of the thread that expanded the key are not.
 struct PageKey(Box<MaybeUninit<InOwnPage>>);
 
-/// An expanded key at the start of a page, not where the heap happens to have room. Emulated
-/// processors took 0.12 ms to seal a page then, and 0.54 ms with keys at some other places of a page;
-/// others are as fast with any.
+/// An expanded key at the start of a page, not where the heap happens to have room. A processor
+/// that QEMU emulates takes 0.12 ms to seal a page then, and took 0.54 ms in some builds without. On
+/// other processors it makes no difference.
 #[repr(align(4096))]
 struct InOwnPage(LessSafeKey);
 
