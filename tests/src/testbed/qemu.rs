@@ -25,6 +25,11 @@ pub fn free_port() -> io::Result<u16> {
         .port())
 }
 
+/// The processor of the hosts. AVX2 would make AES up to five times as slow: after instructions of
+/// 256 bits, such as a copy has, QEMU leaves the upper halves of this machine's registers in use
+/// until it next leaves translated code, and its helpers for AES use SSE, which is slow meanwhile.
+const CPU: &str = "max,+svm,-vgif,-avx2";
+
 /// Returns the command that runs host `number`.
 pub fn command(
     number: usize,
@@ -37,7 +42,7 @@ pub fn command(
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args(["-name", &format!("ssi-hv-host{number}")])
-        .args(["-accel", "tcg,thread=multi", "-cpu", "max,+svm,-vgif"])
+        .args(["-accel", "tcg,thread=multi", "-cpu", CPU])
         .args(["-smp", &config.cpus.to_string()])
         .args(["-m", &config.memory_mib.to_string()])
         .args(["-display", "none", "-nodefaults", "-no-reboot"])
