@@ -1,9 +1,9 @@
 //! A VM's memory on this node: one memfd with two views.
 //!
 //! The *guest view* goes to KVM and the device models; where a page is at home elsewhere it
-//! is registered with userfaultfd. The *fabric view* never faults to userfaultfd: the pager
-//! reads through it, and on some hosts writes. The pager must never touch the guest view: it
-//! would wait for itself.
+//! is registered with userfaultfd. The *fabric view* never faults to userfaultfd: coherent memory
+//! is read through it, and on some hosts the pager writes. The pager must never touch the guest
+//! view: it would wait for itself.
 
 use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
 use fabric_host::root::ProcFile;
@@ -158,6 +158,18 @@ impl GuestMemory {
     /// none would create it. If the guest writes to it meanwhile, the copy has old and new bytes.
     pub fn read(&self, page: PageIndex, target: &mut PageBytes) {
         self.fabric.read(page.index() * PAGE_SIZE, target);
+    }
+
+    /// Copies a page that is to be freed, as [`Self::read`] does, and maps it nowhere. The fabric view
+    /// would also map its neighbours, and to free what it maps interrupts other processors. A page
+    /// without bytes is zeroes, and stays without.
+    ///
+    /// # Errors
+    ///
+    /// When `pread` fails, as for a page whose memory is broken.
+    pub fn read_unmapped(&self, page: PageIndex, target: &mut PageBytes) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        self.file.read_exact_at(target, page.address())
     }
 
     /// Writes the bytes of pages from `first` on into the file, and leaves them mapped nowhere.

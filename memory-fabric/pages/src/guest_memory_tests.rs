@@ -83,6 +83,23 @@ fn a_write_makes_the_pages_it_is_for_and_maps_none() {
 }
 
 #[test]
+fn a_page_that_is_read_to_be_freed_is_mapped_nowhere_and_a_hole_stays_one() {
+    let memory = GuestMemory::new(HUGE_PAGE_BYTES).expect("a small memory");
+    let (here, hole) = (PageIndex::new(3), PageIndex::new(9));
+    memory.write(here, &[7; PAGE_SIZE]).expect("written");
+    let resident = memory.resident_bytes().expect("fstat");
+    let mut found = [[1; PAGE_SIZE]; 2];
+    for (page, found) in [here, hole].into_iter().zip(&mut found) {
+        memory.read_unmapped(page, found).expect("read");
+        let view = memory.fabric.at(page.index() * PAGE_SIZE, PAGE_SIZE);
+        assert!(!is_mapped(view), "{page}");
+        assert!(!is_mapped(memory.guest_page(page)), "{page}");
+    }
+    assert!(found == [[7; PAGE_SIZE], [0; PAGE_SIZE]]);
+    assert_eq!(memory.resident_bytes().expect("fstat"), resident);
+}
+
+#[test]
 fn who_makes_huge_pages_unasked_is_known() {
     for setting in ["always", "within_size", "force", "what comes one day"] {
         let setting = format!("advise never [{setting}] deny\n");

@@ -14,6 +14,7 @@ use super::{BATCH, Evictor, PagerError, Ranking, Shared};
 use crate::homes::{Eviction, Home, HomeTable};
 use crate::page::{PageIndex, is_zero};
 use crate::page_map::{Kind, PageMap};
+use crate::pager::found::failed;
 use crate::stats::Counter;
 use crate::transport::{IN_FLIGHT_MAX, Ticket};
 use std::sync::Arc;
@@ -72,7 +73,8 @@ impl Evictor {
             // The page's bytes are local until this thread drops them. A fault may map the page
             // writable meanwhile; then it is no longer on probation, and is kept.
             Eviction::WriteBack(_) => {
-                shared.memory.read(page, &mut self.bytes);
+                let read = shared.memory.read_unmapped(page, &mut self.bytes);
+                read.map_err(failed("READ", page))?;
                 if is_zero(&self.bytes) {
                     (Kind::Untouched, &stats.evictions_zero)
                 } else if seen.fingerprint().is_none() {
@@ -135,33 +137,40 @@ impl Evictor {
                     put(&mut self.ranking, &shared.map, page);
                     return Ok(false);
                 }
-                self.send_home(shared, page, home, link);
+                self.send_home(shared, page, home, link)?;
             }
         }
         Ok(true)
     }
 
     /// Posts the write-back of a page to a home that is not busy, unless the page is touched.
-    fn send_home(&mut self, shared: &Shared, page: PageIndex, home: Home, link: usize) {
+    fn send_home(
+        &mut self,
+        shared: &Shared,
+        page: PageIndex,
+        home: Home,
+        link: usize,
+    ) -> Result<(), PagerError> {
         let entry = shared.map.entry(page);
         if !entry.begin_write_back() {
             self.rescued(page);
-            return;
+            return Ok(());
         }
         let seen = entry.state();
         if seen.kind() != Kind::WritingBack {
             self.rescued(page);
-            return;
+            return Ok(());
         }
         // A fault may map the page writable concurrently; then the copy is stale, but the state has
         // changed as well, and the result is not used.
         let bytes = &mut *self.bytes;
-        shared.memory.read(page, bytes);
+        let read = shared.memory.read_unmapped(page, bytes);
+        read.map_err(failed("READ", page))?;
         let fingerprint = shared.fingerprints.of(bytes);
         // A page that is touched while it is on its way keeps this: it is what home holds then.
         if !shared.fingerprints.replace(page, entry, seen, fingerprint) {
             self.rescued(page);
-            return;
+            return Ok(());
         }
         let ticket = self
             .free_tickets
@@ -171,6 +180,7 @@ impl Evictor {
             .post_write(Ticket(ticket), home.offset_of(page), bytes)
             .expect("a free place was seen");
         self.writing[ticket as usize] = Some((page, link));
+        Ok(())
     }
 
     /// Drops a page on probation without writing it back, unless it is touched in the meantime.
