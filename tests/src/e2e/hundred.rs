@@ -66,8 +66,10 @@ const NAME: &str = "survivor";
 const PROBE_BYTES: u64 = 48 << 20;
 /// Pages that must come from the donors that are left after the second kill.
 const FETCHED_MIN: u64 = 200;
-/// A byte that is not right ends the loop, and the guest with it.
-const WORK: &str = "while faultprobe --bytes 48M; do :; done";
+/// Pages are fetched when they are touched, and then ahead. A byte that is not right ends the loop, and
+/// the guest with it.
+const WORK: &str =
+    "while faultprobe --bytes 48M && faultprobe --bytes 48M --pattern sequential; do :; done";
 /// The line of a pass.
 const PASS: &str = "FAULTPROBE {";
 /// What each donor can lend: more than any guest has.
@@ -419,7 +421,11 @@ mod tests {
             let transport = ["--transport", way.transport];
             assert!(guest.more.windows(2).any(|pair| pair == transport));
         }
-        assert!(WORK.contains(&format!(" {}M;", PROBE_BYTES >> 20)));
+        let probes = WORK.matches("faultprobe").count();
+        assert_eq!(
+            WORK.matches(&format!(" {}M ", PROBE_BYTES >> 20)).count(),
+            probes
+        );
         assert_eq!(COPIES.donors.len() - 2 * COPIES.at_once, 1);
         assert_eq!(STRIPES.donors.len() - 2 * STRIPES.at_once, 4);
     }
