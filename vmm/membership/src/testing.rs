@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -238,7 +238,40 @@ impl Etcd {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status();
         assert!(sent.is_ok_and(|status| status.success()), "no signal");
+        if is_stopped {
+            wait_until_stopped(self.child.id());
+        }
     }
+}
+
+/// Waits until no thread of a process runs, after SIGSTOP was sent to it. The signal is sent before
+/// that: each thread stops when it next sees it.
+///
+/// # Panics
+///
+/// Panics if a thread runs still after a minute.
+#[track_caller]
+pub fn wait_until_stopped(process: u32) {
+    let deadline = Instant::now() + LIMIT;
+    while let Some(state) = running_state(process) {
+        assert!(
+            Instant::now() < deadline,
+            "a thread of process {process} is in state {state:?} instead of stopped after {LIMIT:?}"
+        );
+        thread::yield_now();
+    }
+}
+
+/// Returns the state of a thread of a process that is neither stopped nor at its end, as proc(5) gives
+/// it.
+fn running_state(process: u32) -> Option<String> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).ok()?;
+    let mut states = threads.filter_map(|thread| {
+        let stat = fs::read_to_string(thread.ok()?.path().join("stat")).ok()?;
+        let after_name = stat.rsplit(')').next()?;
+        after_name.split_whitespace().next().map(str::to_owned)
+    });
+    states.find(|state| !matches!(state.as_str(), "T" | "t" | "Z" | "X"))
 }
 
 impl Drop for Etcd {
@@ -368,5 +401,15 @@ mod tests {
         let other = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let error = other.bind(&held.address().into()).expect_err("it is held");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn an_etcd_that_is_stopped_does_not_run() {
+        let Some(etcd) = Etcd::start() else { return };
+        for _ in 0..200 {
+            etcd.set_stopped(true);
+            assert_eq!(running_state(etcd.child.id()), None);
+            etcd.set_stopped(false);
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 use ssi_hv::exit::ExitCode;
+use ssi_hv_membership::testing::wait_until_stopped;
 use tiny_guests::{halt_for_ever, second_cpu};
 
 use crate::running::{Place, Running, end, node};
@@ -86,9 +87,13 @@ pub(super) fn children_of(pid: &str) -> Vec<String> {
 }
 
 pub(super) fn signal(pid: &str, signal: libc::c_int) {
-    let pid = pid.parse().expect("a process id");
+    let pid: u32 = pid.parse().expect("a process id");
+    let target = libc::pid_t::try_from(pid).expect("a process id");
     // SAFETY: sends a signal to a process that this test has started.
-    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    assert_eq!(unsafe { libc::kill(target, signal) }, 0);
+    if signal == libc::SIGSTOP {
+        wait_until_stopped(pid);
+    }
 }
 
 /// Waits until a node has nothing of a VM any more.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
+use ssi_hv_membership::testing::wait_until_stopped;
 
 pub use end::LIMIT;
 
@@ -102,6 +103,9 @@ impl Running {
         let pid = i32::try_from(self.child.id()).expect("a process id");
         // SAFETY: sends a signal to a child that has not been reaped.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        if signal == libc::SIGSTOP {
+            wait_until_stopped(self.child.id());
+        }
     }
 
     #[track_caller]
