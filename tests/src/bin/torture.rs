@@ -1,9 +1,11 @@
 //! Injects faults under verifying guests for as long as it is asked to.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use kernel_images::programs;
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{PageTransport, Replicas, Torture};
@@ -18,12 +20,17 @@ struct Args {
     /// copies longer. At least one round runs.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=10_080))]
     minutes: u64,
-    /// Faults after which no round begins [default: as many as the time allows].
-    #[arg(long)]
+    /// Faults after which no round begins, those of the record included [default: as many as the time
+    /// allows].
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     faults: Option<usize>,
-    /// What the order of faults follows from [default: the time].
+    /// What the order of faults follows from [default: that of the record, or the time].
     #[arg(long)]
     seed: Option<u64>,
+    /// A file that gets a line of JSON for each fault. If it has some, the run continues after their last
+    /// round, and the table has all.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// A transport, to test only that one; may be repeated.
     #[arg(long, value_enum)]
     transport: Vec<PageTransport>,
@@ -37,13 +44,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let torture = Torture {
         time: Duration::from_secs(args.minutes * 60),
         faults: args.faults,
-        seed: args
-            .seed
-            .unwrap_or_else(|| since_1970.map_or(0, |time| time.as_secs())),
+        seed: args.seed,
+        record: args.record,
         transports: or_all(args.transport, &PageTransport::ALL),
         replicas: or_all(args.replicas, &Replicas::ALL),
         kernel: args.kernel,

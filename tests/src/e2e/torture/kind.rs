@@ -1,11 +1,13 @@
 //! What rounds differ in: how pages travel, and how many copies of each donors have.
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 use super::fault::End;
 
 /// How pages travel in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PageTransport {
     /// TCP.
     Tcp,
@@ -30,7 +32,8 @@ impl PageTransport {
 }
 
 /// How many copies of each page donors have in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Replicas {
     /// One, on one donor.
     #[value(name = "1")]
@@ -46,7 +49,7 @@ impl Replicas {
 }
 
 /// The kind of a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Kind {
     pub transport: PageTransport,
     pub replicas: Replicas,

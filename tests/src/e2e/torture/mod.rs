@@ -11,14 +11,15 @@ mod donors;
 mod fault;
 mod kind;
 mod progress;
+mod record;
 mod round;
 mod table;
 
 pub use kind::{PageTransport, Replicas};
 
 use std::cell::RefCell;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 
@@ -29,6 +30,7 @@ use crate::share::Share;
 use crate::testbed::{HostImage, HostKernel, Testbed, TestbedConfig};
 use fault::{End, Fault};
 use kind::{Kind, turn};
+use record::Record;
 use round::Round;
 use table::{Event, Results, UNFINISHED, Verdict};
 
@@ -44,8 +46,10 @@ pub struct Torture {
     pub time: Duration,
     /// After how many faults none begins any more.
     pub faults: Option<usize>,
-    /// What the order of faults follows from.
-    pub seed: u64,
+    /// What the order of faults follows from; if not given, what the record says, or the time.
+    pub seed: Option<u64>,
+    /// A file by which a run continues after its process has ended.
+    pub record: Option<PathBuf>,
     /// The transports, in turn.
     pub transports: Vec<PageTransport>,
     /// The numbers of copies, in turn.
@@ -69,28 +73,42 @@ impl Torture {
         );
         let image = HostImage::prepare(workspace, self.kernel)?;
         let begin = Instant::now();
-        let mut random = SplitMix::new(self.seed);
-        let mut results = Results::new(begin);
+        let mut results = self.results()?;
+        let mut seeds = SplitMix::new(results.seed());
+        for _ in 0..results.round() {
+            seeds.next();
+        }
         let mut lost_in_succession = 0;
-        let mut rounds = 0;
+        let mut has_run = false;
         let kinds = Kind::all(&self.transports, &self.replicas);
         let mut testbed = None;
-        println!("torture: seed {}", self.seed);
-        while rounds == 0 || begin.elapsed() < self.time && !self.has_enough(results.faults()) {
-            let (at, end) = turn(rounds, kinds.len());
+        println!("torture: seed {}", results.seed());
+        if results.round() > 0 {
+            println!(
+                "torture: continued after round {} with {} faults",
+                results.round(),
+                results.faults()
+            );
+        }
+        while !self.has_enough(results.faults()) && (!has_run || begin.elapsed() < self.time) {
+            let (at, end) = turn(results.round(), kinds.len());
             let kind = *kinds.get(at).context("no kind of round to test")?;
-            rounds += 1;
+            // A round's faults follow from its number, not from those before it.
+            let mut random = SplitMix::new(seeds.next());
+            results.begin_round();
+            has_run = true;
+            let round = results.round();
             let failures = results.failures();
             let ran = (|| {
                 let bed = match testbed.take() {
                     Some(bed) => bed,
                     // An emulated host may also hang, or panic, as it starts.
-                    None => self.start_bed(workspace, &share, &image, rounds)?,
+                    None => self.start_bed(workspace, &share, &image, round)?,
                 };
                 let context = Context {
                     testbed: &bed,
                     share: &share,
-                    artifacts: workspace.join(format!("target/testbed/torture/round{rounds}")),
+                    artifacts: workspace.join(format!("target/testbed/torture/round{round}")),
                     notes: RefCell::default(),
                 };
                 std::fs::create_dir_all(&context.artifacts)?;
@@ -102,17 +120,16 @@ impl Torture {
                 Err(error) => {
                     let why = match lost_bed(error) {
                         Ok(hang) => {
-                            println!("torture: round {rounds}: testbed lost: {hang}");
-                            results.beds_lost.push(hang.to_string());
+                            results.add_lost_bed(hang.to_string())?;
                             hang.to_string()
                         }
                         Err(error) => {
-                            let why = format!("round {rounds} was not finished: {error:#}");
+                            let why = format!("round {round} was not finished: {error:#}");
                             results.add(Event {
                                 kind,
-                                name: UNFINISHED,
+                                name: UNFINISHED.into(),
                                 verdict: Verdict::Hung(why.clone()),
-                            });
+                            })?;
                             why
                         }
                     };
@@ -126,10 +143,10 @@ impl Torture {
             };
             lost_in_succession = 0;
             println!(
-                "torture: round {rounds} by {}: {} faults so far, {} s",
+                "torture: round {round} by {}: {} faults so far, {} s",
                 kind.name(),
                 results.faults(),
-                begin.elapsed().as_secs()
+                results.elapsed().as_secs()
             );
             // Hosts on which something failed are not used again.
             if results.failures() == failures {
@@ -137,8 +154,30 @@ impl Torture {
             }
         }
         print!("{}", results.table());
-        println!("{}", results.last_line(begin.elapsed(), self.seed));
+        println!("{}", results.last_line());
         Ok(results.is_good())
+    }
+
+    /// The results so far: none, or those of the record.
+    fn results(&self) -> anyhow::Result<Results> {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let chosen = self.seed;
+        let of_time = || since_1970.map_or(0, |time| time.as_secs());
+        let Some(path) = &self.record else {
+            return Ok(Results::new(chosen.unwrap_or_else(of_time)));
+        };
+        let (record, lines) = Record::open(path)?;
+        let recorded = lines.first().map(|line| line.seed);
+        if let (Some(chosen), Some(recorded)) = (chosen, recorded) {
+            anyhow::ensure!(
+                chosen == recorded,
+                "--seed {chosen}, and the record {} has seed {recorded}; leave out --seed, or name another \
+                 file",
+                path.display()
+            );
+        }
+        let seed = recorded.or(chosen).unwrap_or_else(of_time);
+        Ok(Results::recorded(seed, record, lines))
     }
 
     /// Whether so many faults are as many as there should be.
@@ -172,7 +211,7 @@ fn one_round(
     results: &mut Results,
 ) -> anyhow::Result<()> {
     let (mut round, started) = Round::start(context, kind)?;
-    if !results.add(started) {
+    if !results.add(started)? {
         return Ok(());
     }
     let mut faults = Fault::of(kind);
@@ -182,12 +221,12 @@ fn one_round(
         let chosen = usize::try_from(random.next() % left as u64)?;
         faults.swap(chosen, left - 1);
         let event = round.try_fault(faults[left - 1], random.next())?;
-        if !results.add(event) {
+        if !results.add(event)? {
             return Ok(());
         }
     }
-    if results.add(round.verify()?) {
-        results.add(round.end(end)?);
+    if results.add(round.verify()?)? {
+        results.add(round.end(end)?)?;
     }
     Ok(())
 }

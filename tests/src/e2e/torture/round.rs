@@ -191,7 +191,7 @@ impl<'a> Round<'a> {
     fn event(&self, name: &'static str, verdict: Verdict) -> anyhow::Result<Event> {
         Ok(Event {
             kind: self.kind,
-            name,
+            name: name.into(),
             verdict: self.unless_corrupt(verdict)?,
         })
     }

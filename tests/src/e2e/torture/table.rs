@@ -1,13 +1,18 @@
 //! The results, by fault and kind of round.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::kind::Kind;
+use super::record::{Line, Record, What};
 
 /// What came of a fault.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
     /// As it should, after so long.
     Survived(Duration),
@@ -33,10 +38,10 @@ impl Verdict {
 }
 
 /// A fault of one round.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Event {
     pub kind: Kind,
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     pub verdict: Verdict,
 }
 
@@ -55,11 +60,18 @@ impl Event {
 /// All of a run.
 #[derive(Debug)]
 pub(super) struct Results {
-    /// When the run began.
+    /// What the order of faults follows from.
+    seed: u64,
+    /// When this part of the run began.
     begin: Instant,
+    /// How long the parts before have taken.
+    before: Duration,
+    /// The number of the round; 0 before the first one.
+    round: usize,
     events: Vec<Event>,
     /// Rounds that a hung testbed ended, with the reason.
-    pub beds_lost: Vec<String>,
+    beds_lost: Vec<String>,
+    record: Option<Record>,
 }
 
 /// Events that are no faults: a VM that started, memory that was verified after the last fault, and a
@@ -69,21 +81,84 @@ pub(super) const VERIFIED: &str = "verified";
 pub(super) const UNFINISHED: &str = "not finished";
 
 impl Results {
-    pub fn new(begin: Instant) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self {
-            begin,
+            seed,
+            begin: Instant::now(),
+            before: Duration::ZERO,
+            round: 0,
             events: Vec::new(),
             beds_lost: Vec::new(),
+            record: None,
         }
     }
 
+    /// Continues a run of which a record has these lines, and adds to it.
+    pub fn recorded(seed: u64, record: Record, lines: Vec<Line>) -> Self {
+        let mut results = Self::new(seed);
+        if let Some(last) = lines.last() {
+            results.round = last.round;
+            results.before = Duration::from_secs(last.seconds);
+        }
+        for line in lines {
+            match line.what {
+                What::Event(event) => results.events.push(event),
+                What::BedLost(why) => results.beds_lost.push(why),
+            }
+        }
+        results.record = Some(record);
+        results
+    }
+
+    /// What the order of faults follows from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Begins the next round.
+    pub fn begin_round(&mut self) {
+        self.round += 1;
+    }
+
+    /// The number of the round; 0 before the first one.
+    pub fn round(&self) -> usize {
+        self.round
+    }
+
+    /// How long the run has taken.
+    pub fn elapsed(&self) -> Duration {
+        self.before + self.begin.elapsed()
+    }
+
     /// Records an event, prints it, and returns whether it is no failure.
-    pub fn add(&mut self, event: Event) -> bool {
-        let (seconds, line) = (self.begin.elapsed().as_secs(), event.line());
+    pub fn add(&mut self, event: Event) -> anyhow::Result<bool> {
+        let (seconds, line) = (self.elapsed().as_secs(), event.line());
         println!("torture: {seconds:>6} s: {line}");
         let is_good = matches!(event.verdict, Verdict::Survived(_));
+        self.record(What::Event(event.clone()))?;
         self.events.push(event);
-        is_good
+        Ok(is_good)
+    }
+
+    /// Records that the testbed hung, and prints it.
+    pub fn add_lost_bed(&mut self, why: String) -> anyhow::Result<()> {
+        println!("torture: round {}: testbed lost: {why}", self.round);
+        self.record(What::BedLost(why.clone()))?;
+        self.beds_lost.push(why);
+        Ok(())
+    }
+
+    fn record(&mut self, what: What) -> anyhow::Result<()> {
+        let (seed, round, seconds) = (self.seed, self.round, self.elapsed().as_secs());
+        let Some(record) = &mut self.record else {
+            return Ok(());
+        };
+        record.add(&Line {
+            seed,
+            round,
+            seconds,
+            what,
+        })
     }
 
     fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {
@@ -95,7 +170,7 @@ impl Results {
 
     /// Faults that were injected.
     pub fn faults(&self) -> usize {
-        let is_fault = |event: &&Event| ![STARTED, VERIFIED, UNFINISHED].contains(&event.name);
+        let is_fault = |event: &&Event| ![STARTED, VERIFIED, UNFINISHED].contains(&&*event.name);
         self.events.iter().filter(is_fault).count()
     }
 
@@ -113,7 +188,7 @@ impl Results {
     pub fn table(&self) -> String {
         let mut rows: BTreeMap<(&str, Kind), Vec<&Verdict>> = BTreeMap::new();
         for event in &self.events {
-            let row = rows.entry((event.name, event.kind)).or_default();
+            let row = rows.entry((&*event.name, event.kind)).or_default();
             row.push(&event.verdict);
         }
         let mut text = format!(
@@ -146,16 +221,17 @@ impl Results {
     }
 
     /// The last line of a run.
-    pub fn last_line(&self, took: Duration, seed: u64) -> String {
+    pub fn last_line(&self) -> String {
         format!(
             "torture: {} faults in {} min, {} with wrong bytes, {} ended the VM, {} hung, {} testbeds lost, \
-             seed {seed}: {}",
+             seed {}: {}",
             self.faults(),
-            took.as_secs() / 60,
+            self.elapsed().as_secs() / 60,
             self.count(|verdict| matches!(verdict, Verdict::Corrupt(_))),
             self.count(|verdict| matches!(verdict, Verdict::Ended(_))),
             self.count(|verdict| matches!(verdict, Verdict::Hung(_))),
             self.beds_lost.len(),
+            self.seed,
             if self.is_good() { "ok" } else { "FAILED" },
         )
     }
@@ -176,23 +252,29 @@ mod tests {
                 transport: PageTransport::Tcp,
                 replicas,
             },
-            name,
+            name: name.into(),
             verdict,
         }
     }
 
     #[test]
     fn a_run_without_faults_and_a_run_with_a_wrong_byte_are_not_good() {
-        let mut results = Results::new(Instant::now());
-        assert!(results.add(event(VERIFIED, Verdict::Survived(Duration::ZERO))));
+        let mut results = Results::new(7);
+        let add = |results: &mut Results, name, verdict| {
+            let is_good = matches!(verdict, Verdict::Survived(_));
+            assert_eq!(results.add(event(name, verdict)).unwrap(), is_good);
+        };
+        add(&mut results, VERIFIED, Verdict::Survived(Duration::ZERO));
         assert!(!results.is_good(), "nothing was injected");
-        assert!(results.add(event("link cut", Verdict::Survived(Duration::from_secs(2)))));
+        let survived = Verdict::Survived(Duration::from_secs(2));
+        add(&mut results, "link cut", survived);
         assert!(results.is_good());
-        assert!(!results.add(event(UNFINISHED, Verdict::Hung("no donor".into()))));
+        add(&mut results, UNFINISHED, Verdict::Hung("no donor".into()));
         assert!(!results.is_good(), "a round that was not finished");
-        assert!(!results.add(event("link cut", Verdict::Corrupt("page 1".into()))));
+        add(&mut results, "link cut", Verdict::Corrupt("page 1".into()));
         assert!(!results.is_good());
-        let line = results.last_line(Duration::from_secs(120), 7);
+        results.before = Duration::from_secs(120);
+        let line = results.last_line();
         assert_eq!(
             line,
             "torture: 2 faults in 2 min, 1 with wrong bytes, 0 ended the VM, 1 hung, 0 testbeds lost, \
@@ -213,14 +295,16 @@ mod tests {
 
     #[test]
     fn the_table_has_a_row_for_each_fault_and_kind_of_round() {
-        let mut results = Results::new(Instant::now());
+        let mut results = Results::new(7);
         for seconds in [1, 5, 3] {
             let verdict = Verdict::Survived(Duration::from_secs(seconds));
-            results.add(event("link cut", verdict));
+            results.add(event("link cut", verdict)).unwrap();
         }
-        results.add(event("link cut", Verdict::Hung("threads".into())));
+        let hung = event("link cut", Verdict::Hung("threads".into()));
+        results.add(hung).unwrap();
         let of_two = Verdict::Ended("exit code 5".into());
-        results.add(with(Replicas::Two, "link cut", of_two));
+        let of_two = with(Replicas::Two, "link cut", of_two);
+        results.add(of_two).unwrap();
         assert_eq!(results.faults(), 5);
         let table = results.table();
         let row = table.lines().nth(1).unwrap();
@@ -232,6 +316,43 @@ mod tests {
         let row = table.lines().nth(2).unwrap();
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[..7], ["link", "cut", "tcp", "x2", "1", "0", "1"]);
+    }
+
+    #[test]
+    fn a_run_continues_where_its_record_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("record");
+        let part = |seconds: u64| {
+            let (record, lines) = Record::open(&path).unwrap();
+            let mut results = Results::recorded(7, record, lines);
+            results.before += Duration::from_secs(60);
+            results.begin_round();
+            let survived = Verdict::Survived(Duration::from_millis(seconds * 1000 + 460));
+            results.add(event("link cut", survived)).unwrap();
+            results
+        };
+        let (table, line) = {
+            let mut first = part(3);
+            first.add_lost_bed("host 2 hung".into()).unwrap();
+            let hung = Verdict::Hung("no donor".into());
+            first.add(event(UNFINISHED, hung)).unwrap();
+            assert_eq!(first.round(), 1);
+            (first.table(), first.last_line())
+        };
+        let (record, lines) = Record::open(&path).unwrap();
+        let same = Results::recorded(7, record, lines);
+        assert_eq!((same.table(), same.last_line()), (table, line));
+        drop(same);
+        let second = part(1);
+        assert_eq!(
+            (second.round(), second.faults(), second.failures()),
+            (2, 2, 1)
+        );
+        assert_eq!(
+            second.last_line(),
+            "torture: 2 faults in 2 min, 0 with wrong bytes, 0 ended the VM, 1 hung, 1 testbeds lost, \
+             seed 7: FAILED"
+        );
     }
 
     #[test]
