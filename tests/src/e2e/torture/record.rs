@@ -1,7 +1,7 @@
 //! A file with a line of JSON for each fault, by which a run continues after its process has ended.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -53,14 +53,19 @@ impl Record {
             ),
             locked => locked.with_context(|| format!("locking the record {shown}"))?,
         }
+        let mut text = String::new();
+        let read = (&file).read_to_string(&mut text);
+        read.with_context(|| format!("reading the record {shown}"))?;
         let mut lines: Vec<Line> = Vec::new();
-        for (number, line) in (1..).zip(BufReader::new(&file).lines()) {
-            let line = line.with_context(|| format!("reading the record {shown}"))?;
-            let line: Line = serde_json::from_str(&line).with_context(|| {
+        for (number, line) in (1..).zip(text.split_inclusive('\n')) {
+            let refusal = || {
                 format!(
                     "line {number} of the record {shown} is not one of a run; remove it, or name another file"
                 )
-            })?;
+            };
+            // What is added would become part of a last line without an end.
+            let line = line.strip_suffix('\n').with_context(refusal)?;
+            let line: Line = serde_json::from_str(line).with_context(refusal)?;
             let seed = lines.first().map_or(line.seed, |first| first.seed);
             ensure!(
                 line.seed == seed,
@@ -126,7 +131,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notes");
         let torn = serde_json::to_string(&line(3, 1)).unwrap() + "\n{\"seed\":3,\"ro";
-        for text in ["my notes\n", &torn, "\0\u{1}"] {
+        let endless = torn.lines().next().unwrap();
+        for text in ["my notes\n", &torn, endless, "\0\u{1}"] {
             std::fs::write(&path, text).unwrap();
             let error = Record::open(&path).unwrap_err().to_string();
             assert!(error.contains("is not one of a run"), "{error}");
