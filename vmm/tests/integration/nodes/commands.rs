@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 use ssi_hv::exit::ExitCode;
-use ssi_hv_membership::testing::wait_until_stopped;
 use tiny_guests::{halt_for_ever, second_cpu};
 
-use crate::running::{Place, Running, end, node};
+use crate::running::{self, Place, Running, end, node};
 use crate::support::kvm_is_there;
 
 /// Time between two looks at a node's status, which has no event.
@@ -87,13 +86,7 @@ pub(super) fn children_of(pid: &str) -> Vec<String> {
 }
 
 pub(super) fn signal(pid: &str, signal: libc::c_int) {
-    let pid: u32 = pid.parse().expect("a process id");
-    let target = libc::pid_t::try_from(pid).expect("a process id");
-    // SAFETY: sends a signal to a process that this test has started.
-    assert_eq!(unsafe { libc::kill(target, signal) }, 0);
-    if signal == libc::SIGSTOP {
-        wait_until_stopped(pid);
-    }
+    running::signal(pid.parse().expect("a process id"), signal);
 }
 
 /// Waits until a node has nothing of a VM any more.

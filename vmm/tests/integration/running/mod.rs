@@ -84,6 +84,17 @@ pub struct Running {
     pub console: BufReader<std::process::ChildStdout>,
 }
 
+/// Sends a signal to a process that the test has started, and that has not been reaped. After SIGSTOP
+/// it has stopped.
+pub fn signal(process: u32, signal: libc::c_int) {
+    let target = libc::pid_t::try_from(process).expect("a process id");
+    // SAFETY: sends a signal to a process of this test.
+    assert_eq!(unsafe { libc::kill(target, signal) }, 0);
+    if signal == libc::SIGSTOP {
+        wait_until_stopped(process);
+    }
+}
+
 impl Running {
     pub fn start(command: &mut Command) -> Self {
         let mut child = command
@@ -100,12 +111,7 @@ impl Running {
     }
 
     pub fn signal(&self, signal: libc::c_int) {
-        let pid = i32::try_from(self.child.id()).expect("a process id");
-        // SAFETY: sends a signal to a child that has not been reaped.
-        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
-        if signal == libc::SIGSTOP {
-            wait_until_stopped(self.child.id());
-        }
+        self::signal(self.child.id(), signal);
     }
 
     #[track_caller]
