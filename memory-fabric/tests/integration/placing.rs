@@ -10,6 +10,7 @@ use memory_fabric::fabric::{
     TransportKind,
 };
 use memory_fabric::link::LinkEvent;
+use memory_fabric::view::FabricView;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +22,12 @@ const ROOM: u64 = 8 * MIB;
 
 /// Delay of the answers of the slow donor.
 pub(super) const DELAY_US: u64 = 4_000;
+
+/// Returns whether all blocks of the fast donor are hot.
+fn is_hot(view: &FabricView) -> bool {
+    let fast = &view.placement().donors[0];
+    fast.hot_bytes == Some(fast.home_bytes)
+}
 
 fn hot_blocks_move(seal: Sealing, seed: u64) {
     let all = donors::<2>();
@@ -48,21 +55,25 @@ fn hot_blocks_move(seal: Sealing, seed: u64) {
             // All blocks are in use: those of the slow donor move until the fast one is full.
             0 if done > 5_000 => {
                 drains.place_by_heat(&mut policy).expect("one copy");
-                let found = view.placement();
-                if found.moved_by_heat_bytes == ROOM {
-                    assert_eq!(held(&view), [GUEST / 2 + ROOM, GUEST / 2 - ROOM]);
-                    let hot = found.donors[0].hot_bytes.expect("one copy");
-                    assert!(hot >= ROOM, "those that moved are hot: {found:?}");
-                    stage = 1;
-                }
+                stage = i32::from(held(&view) == [GUEST / 2 + ROOM, GUEST / 2 - ROOM]);
             }
-            1 => {
+            // On a busy machine a block is cold for a while.
+            1 if is_hot(&view) => {
                 // What is hot makes no room for others.
-                for _ in 0..8 {
-                    assert_eq!(drains.place_by_heat(&mut policy).expect("one copy"), 0);
+                let mut look = || drains.place_by_heat(&mut policy).expect("one copy");
+                let begun: usize = (0..8).map(|_| look()).sum();
+                if !is_hot(&view) {
+                    stage = 0;
+                    return false;
                 }
+                assert_eq!(begun, 0);
+                assert!(view.placement().moved_by_heat_bytes >= ROOM);
                 let begun = drains.drain(slow, &[]).expect("the fast one lends more");
-                assert_eq!(begun.bytes, GUEST / 2 - ROOM);
+                // More if one that was cold has just left the fast one.
+                assert!(
+                    (GUEST / 2 - ROOM..GUEST / 2).contains(&begun.bytes),
+                    "{begun:?}"
+                );
                 stage = 2;
             }
             2 => {
