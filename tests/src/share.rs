@@ -3,9 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use kernel_images::{ImageCache, Manifest, distro, initramfs, programs};
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 /// File that records the contents of the directory.
 const RECORD: &str = "share.json";
@@ -140,15 +141,17 @@ pub(crate) fn install(from: &Path, to: &Path) -> anyhow::Result<()> {
     if std::fs::metadata(to).is_ok_and(same) {
         return Ok(());
     }
-    let Some(name) = to.file_name() else {
-        bail!("{} has no name", to.display())
-    };
-    let temp = to.with_file_name(format!(".{}.part", name.to_string_lossy()));
-    std::fs::copy(from, &temp)
-        .with_context(|| format!("copy {} to {}", from.display(), temp.display()))?;
-    let file = std::fs::File::options().write(true).open(&temp)?;
-    file.set_modified(source.modified()?)?;
-    std::fs::rename(&temp, to).with_context(|| to.display().to_string())
+    // Of its own name: two commands may fill the directory at once.
+    let dir = to.parent().unwrap_or(Path::new("."));
+    let temp = NamedTempFile::new_in(dir).with_context(|| dir.display().to_string())?;
+    // With its permissions.
+    std::fs::copy(from, temp.path())
+        .with_context(|| format!("copy {} to {}", from.display(), temp.path().display()))?;
+    let set = temp.as_file().set_modified(source.modified()?);
+    set.with_context(|| temp.path().display().to_string())?;
+    let placed = temp.persist(to).map_err(|error| error.error);
+    placed.with_context(|| to.display().to_string())?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -165,6 +168,29 @@ mod tests {
         std::fs::write(&from, "three").unwrap();
         install(&from, &to).unwrap();
         assert_eq!(std::fs::read(&to).unwrap(), b"three");
+    }
+
+    #[test]
+    fn commands_that_install_a_file_at_once_all_do_and_leave_nothing_else() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (from, shared) = (dir.path().join("from"), dir.path().join("shared"));
+        std::fs::create_dir(&shared).unwrap();
+        let to = shared.join("to");
+        for round in 0..50 {
+            let text = "x".repeat(10_000 + round);
+            std::fs::write(&from, &text).unwrap();
+            std::fs::set_permissions(&from, PermissionsExt::from_mode(0o755)).unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| install(&from, &to).unwrap());
+                }
+            });
+            assert_eq!(std::fs::read_to_string(&to).unwrap(), text);
+        }
+        let mode = std::fs::metadata(&to).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+        assert_eq!(std::fs::read_dir(&shared).unwrap().count(), 1);
     }
 
     #[test]
