@@ -23,7 +23,13 @@ const DEADLINE: Duration = Duration::from_secs(10 * 60);
 /// Binaries and modules whose tests measure time or have short timeouts: they run alone.
 const ALONE: &[&str] = &["compression_pays", "bench", "links", "udp", "conformance"];
 /// Long ones start first, so that none remains at the end.
-const LONG: &[&str] = &["race_ahead", "faults", "discard", "hostile_client"];
+const LONG: &[&str] = &[
+    "race_ahead",
+    "faults",
+    "discard",
+    "hostile_client",
+    "survivors",
+];
 /// Modules that observe processes for a minute: they run in addition to the others, since they use
 /// little CPU time.
 const BESIDE: &[&str] = &["prometheus"];

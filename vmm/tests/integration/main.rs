@@ -28,6 +28,7 @@ mod sandbox;
 mod status;
 mod streams;
 mod support;
+mod survivors;
 mod terminal;
 mod tiny_guest;
 mod top;

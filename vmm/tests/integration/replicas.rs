@@ -10,7 +10,7 @@ use crate::running::{LIMIT, Place, Running, count, node, vm_with};
 use crate::support;
 
 /// Pages between 2 and 48 MiB, through which the guest walks.
-const PAGES: usize = (46 << 20) >> 12;
+pub const PAGES: usize = (46 << 20) >> 12;
 /// Bytes that the guest prints of each page: its counter, and zeroes.
 const PRINTED: usize = 64;
 

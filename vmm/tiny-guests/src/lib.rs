@@ -25,7 +25,7 @@ pub use machine::{
 };
 pub use virtio::{read_two_disks, reboot_until_c, report_free_pages};
 pub use walk::{
-    count_for_ever, count_until_power_button, talk_and_walk, walk_and_check, walk_for_ever,
-    walk_until_power_button, wander,
+    count_and_walk, count_for_ever, count_until_power_button, talk_and_walk, walk_and_check,
+    walk_for_ever, walk_until_power_button, wander,
 };
 pub use xsave::save_state;

@@ -27,6 +27,27 @@ guest!(
     "jmp 2b",
 );
 
+// Increments the first and the last word of each page between 2 and 48 MiB, again and again, and prints
+// the lower halves of both.
+guest!(
+    count_and_walk,
+    "say 'r'",
+    "mov dx, 0x3f8",
+    "2: mov rbx, 0x200000",
+    "3: inc qword ptr [rbx]",
+    "inc qword ptr [rbx + 0xff8]",
+    "mov rsi, rbx",
+    "mov ecx, 4",
+    "rep outsb",
+    "lea rsi, [rbx + 0xff8]",
+    "mov ecx, 4",
+    "rep outsb",
+    "add rbx, 0x1000",
+    "cmp rbx, 0x3000000",
+    "jb 3b",
+    "jmp 2b",
+);
+
 // Waits for its power button. Then walks as `walk_for_ever` does, and after each round reads six
 // pages at each of 1500 random places. Reboots at the second press of the button.
 guest!(
