@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,9 @@ enum Entry {
 }
 
 static REGISTER: Mutex<Vec<(u64, Entry)>> = Mutex::new(Vec::new());
+
+/// Raised before anything is killed because of a signal.
+static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere must not prevent the clean-up.
@@ -60,6 +64,7 @@ pub fn on_signals() -> io::Result<()> {
         .name("signals".into())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
+                IS_INTERRUPTED.store(true, Ordering::SeqCst);
                 eprintln!("\ninterrupted: stopping what was started");
                 // The guard is never released, so no further process can start.
                 let mut register = lock(&REGISTER);
@@ -81,6 +86,14 @@ pub fn on_signals() -> io::Result<()> {
             }
         })?;
     Ok(())
+}
+
+/// Never returns once a signal ends this process: what fails then, because it was killed, is no
+/// result.
+pub fn end_if_interrupted() {
+    while IS_INTERRUPTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
 }
 
 /// Kills the process group of a child that has not been reaped.

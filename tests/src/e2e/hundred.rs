@@ -26,6 +26,7 @@ use super::random::SplitMix;
 use super::repeat::Hang;
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
+use crate::cleanup;
 use crate::testbed::{RemoteProcess, TestbedError};
 use by_rdma::BY_RDMA;
 use choice::{Kill, choose, guests_of, seed_of};
@@ -179,6 +180,7 @@ fn guests(context: &Context<'_>, way: &Way) -> Result {
         };
         std::fs::create_dir_all(&of_guest.artifacts)?;
         let ended = one_guest(&of_guest, way, &kills, &mut donors);
+        cleanup::end_if_interrupted();
         let line = tally::line(guest, &kills, ended.as_ref());
         writeln!(lines, "{line}")?;
         match ended {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
 use super::record::{Line, Record, What};
+use crate::cleanup;
 
 /// What came of a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,6 +133,7 @@ impl Results {
 
     /// Records an event, prints it, and returns whether it is no failure.
     pub fn add(&mut self, event: Event) -> anyhow::Result<bool> {
+        cleanup::end_if_interrupted();
         let (seconds, line) = (self.elapsed().as_secs(), event.line());
         println!("torture: {seconds:>6} s: {line}");
         let is_good = matches!(event.verdict, Verdict::Survived(_));
@@ -142,6 +144,7 @@ impl Results {
 
     /// Records that the testbed hung, and prints it.
     pub fn add_lost_bed(&mut self, why: String) -> anyhow::Result<()> {
+        cleanup::end_if_interrupted();
         println!("torture: round {}: testbed lost: {why}", self.round);
         self.record(What::BedLost(why.clone()))?;
         self.beds_lost.push(why);
