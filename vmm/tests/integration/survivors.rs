@@ -212,7 +212,9 @@ fn all_survive(way: &Way) {
     let seed = number("SSI_HV_TEST_SEED").unwrap_or(since.expect("after 1970").as_secs());
     println!("{}, seed {seed}", way.flags.join(" "));
     let mut random = Random(seed);
-    for guest in 1..=number("SSI_HV_TEST_GUESTS").unwrap_or(way.guests) {
+    let guests = number("SSI_HV_TEST_GUESTS").unwrap_or(way.guests);
+    assert!(guests > 0, "SSI_HV_TEST_GUESTS is 0; name 1 or more");
+    for guest in 1..=guests {
         let (survival, kills) = survive(way, &mut random);
         println!(
             "guest {guest}, {kills}: survived {} rounds, whole again after {:.1?}, slowest page {:.1?}",
