@@ -57,6 +57,9 @@ impl Guest {
     fn read(&mut self, pages: usize) {
         let mut words = [0; 8];
         for _ in 0..pages {
+            if self.vm.console.buffer().is_empty() {
+                self.vm.speaks();
+            }
             self.vm.console.read_exact(&mut words).expect("it walks");
             self.check(words);
         }
@@ -128,13 +131,13 @@ fn survive(way: &Way, random: &mut Random) -> (Survival, String) {
     let place = Place::new();
     let (nodes, addresses): (Vec<_>, Vec<_>) = (0..way.donors).map(|_| node(&place, &[])).unzip();
     let mut donors: Vec<_> = nodes.into_iter().map(Some).collect();
-    let places: Vec<_> = addresses
+    let lenders: Vec<_> = addresses
         .iter()
         .map(|address| format!("{address},memory=64M"))
         .collect();
     let mut flags = vec!["--name", NAME, "--donor-grace", "1"];
     flags.extend(way.flags);
-    for donor in &places {
+    for donor in &lenders {
         flags.extend(["--donor", donor]);
     }
     let vm = vm_with(&place, tiny_guests::count_and_walk::code(), &flags);
@@ -170,12 +173,12 @@ fn survive(way: &Way, random: &mut Random) -> (Survival, String) {
     assert_eq!(end["memory"]["replicas"]["out"], json!(out), "{end}");
 
     guest.vm.signal(libc::SIGTERM);
+    assert_eq!(guest.vm.code(), Some(143));
     let mut rest = Vec::new();
     guest.vm.console.read_to_end(&mut rest).expect("a pipe");
     for words in rest.as_chunks().0 {
         guest.check(*words);
     }
-    assert_eq!(guest.vm.code(), Some(143));
     until(|| {
         let nodes = place.json(&["status", "--json"])["nodes"].take();
         let lent = |node: &Value| count(node, "/leases") + count(node, "/lent_bytes");

@@ -132,9 +132,9 @@ impl Running {
         panic!("no end within {LIMIT:?}; its last words: {said:?}");
     }
 
-    /// Waits until it has printed something. Call it before any other read of its output.
+    /// Waits until it has printed something. Call it when nothing of its output is buffered.
     #[track_caller]
-    fn speaks(&self) {
+    pub fn speaks(&self) {
         assert!(
             end::is_readable(self.console.get_ref(), LIMIT),
             "nothing is said within {LIMIT:?}"
