@@ -98,8 +98,8 @@ pub(super) struct TakenPlace {
     peer: SocketAddr,
     /// What its buffers are while it has a thread.
     made: Made,
-    /// Of the buffers of the connection.
-    share: Share,
+    /// Of the buffers of the connection; `None` once its place is being released.
+    share: Option<Share>,
 }
 
 /// A control connection that comes to rest, whose place has noted that.
@@ -166,9 +166,11 @@ impl TakenPlace {
         let Ok(share) = self.shared.served.buffers.take(made) else {
             return false;
         };
-        let rests = self.shared.open().places.rest(self.number).is_ok();
+        let mut open = self.shared.open();
+        let rests = open.places.rest(self.number).is_ok();
         if rests {
-            self.share = share;
+            // While it is locked: who sees that it rests sees what it occupies as well.
+            self.share = Some(share);
         }
         rests
     }
@@ -183,7 +185,7 @@ impl TakenPlace {
         let woken = self.shared.open().places.wake(self.number, purpose);
         self.note_if_full(&woken);
         woken?;
-        self.share = share;
+        self.share = Some(share);
         Ok(())
     }
 
@@ -215,6 +217,8 @@ impl TakenPlace {
 
 impl Drop for TakenPlace {
     fn drop(&mut self) {
+        // First: whoever gets its place has to find room for buffers.
+        self.share = None;
         let mut open = self.shared.open();
         open.places.end(self.number, Instant::now());
         open.registered.remove(&self.number);
@@ -352,7 +356,7 @@ impl Shared {
             number,
             peer,
             made,
-            share,
+            share: Some(share),
         })
     }
 
