@@ -312,6 +312,9 @@ pub fn after(time: Duration) -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
@@ -346,5 +349,46 @@ mod tests {
         }
         remove_stale(parent.path());
         assert!(!stale.exists() && live.exists());
+    }
+
+    /// The directory of the process that the next test runs.
+    const INTERRUPTED: &str = "SSI_HV_TEST_INTERRUPTED";
+    const RECORDED: &str = "recorded";
+    const STARTED: &str = "started";
+
+    #[test]
+    fn what_a_signal_has_killed_is_no_result() {
+        if let Some(dir) = std::env::var_os(INTERRUPTED) {
+            return record_what_is_killed(Path::new(&dir));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let test = "cleanup::tests::what_a_signal_has_killed_is_no_result";
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]);
+        command.env(INTERRUPTED, dir.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let process = Process::spawn(&mut command).unwrap();
+        let mut lines = BufReader::new(process.take_stdout().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().ends_with(STARTED)));
+        process.signal(SIGINT).unwrap();
+        let status = process.wait_until(after(Duration::from_secs(20))).unwrap();
+        assert_eq!(status.and_then(|status| status.code()), Some(128 + SIGINT));
+        assert!(!dir.path().join(RECORDED).exists());
+    }
+
+    fn record_what_is_killed(dir: &Path) {
+        // Removing it after the process was killed takes long enough to record something.
+        let full = dir.join("full");
+        std::fs::create_dir(&full).unwrap();
+        for file in 0..5000 {
+            std::fs::write(full.join(file.to_string()), "").unwrap();
+        }
+        register(Entry::Directory(full));
+        on_signals().unwrap();
+        let killed = Process::spawn(Command::new("sleep").arg("1000")).unwrap();
+        println!("{STARTED}");
+        killed.wait_until(after(Duration::from_secs(20))).unwrap();
+        end_if_interrupted();
+        std::fs::write(dir.join(RECORDED), "").unwrap();
     }
 }

@@ -1,6 +1,9 @@
 //! The directory that testbed hosts see as `/share`: the product and everything that its guests
 //! boot.
 
+use std::fs::Permissions;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -71,10 +74,22 @@ impl Share {
             host_kernel,
             distro_missing: None,
         };
-        let record = share.dir.join(RECORD);
-        std::fs::write(&record, serde_json::to_string_pretty(&share)? + "\n")
-            .with_context(|| record.display().to_string())?;
+        share.record()?;
         Ok(share)
+    }
+
+    /// Writes what [`open`](Self::open) reads. Another command may read it meanwhile.
+    fn record(&self) -> anyhow::Result<()> {
+        let record = self.dir.join(RECORD);
+        let mut temp = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o644))
+            .tempfile_in(&self.dir)
+            .with_context(|| self.dir.display().to_string())?;
+        writeln!(temp, "{}", serde_json::to_string_pretty(self)?)
+            .with_context(|| temp.path().display().to_string())?;
+        let placed = temp.persist(&record).map_err(|error| error.error);
+        placed.with_context(|| record.display().to_string())?;
+        Ok(())
     }
 
     /// Uses a directory that [`prepare`](Self::prepare) has filled, wherever it is mounted now.
@@ -156,6 +171,8 @@ pub(crate) fn install(from: &Path, to: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -172,7 +189,6 @@ mod tests {
 
     #[test]
     fn commands_that_install_a_file_at_once_all_do_and_leave_nothing_else() {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let (from, shared) = (dir.path().join("from"), dir.path().join("shared"));
         std::fs::create_dir(&shared).unwrap();
@@ -180,7 +196,7 @@ mod tests {
         for round in 0..50 {
             let text = "x".repeat(10_000 + round);
             std::fs::write(&from, &text).unwrap();
-            std::fs::set_permissions(&from, PermissionsExt::from_mode(0o755)).unwrap();
+            std::fs::set_permissions(&from, Permissions::from_mode(0o755)).unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| install(&from, &to).unwrap());
@@ -196,19 +212,44 @@ mod tests {
     #[test]
     fn a_directory_is_opened_by_its_record_wherever_it_is() {
         let dir = tempfile::tempdir().unwrap();
+        let (made, moved) = (dir.path().join("made"), dir.path().join("moved"));
+        std::fs::create_dir(&made).unwrap();
         let share = Share {
-            dir: "/elsewhere".into(),
+            dir: made.clone(),
             guest_kernel: "9.9".into(),
             host_kernel: "9.8".into(),
             distro_missing: None,
         };
-        let record = serde_json::to_string(&share).unwrap();
-        std::fs::write(dir.path().join(RECORD), record).unwrap();
-        let opened = Share::open(dir.path()).unwrap();
-        assert_eq!(
-            (opened.dir.as_path(), opened.guest_kernel.as_str()),
-            (dir.path(), "9.9")
-        );
+        share.record().unwrap();
+        std::fs::rename(&made, &moved).unwrap();
+        let opened = Share::open(&moved).unwrap();
+        assert_eq!(opened.dir, moved);
+        assert_eq!(opened.guest_kernel, "9.9");
         assert!(Share::open(&dir.path().join("absent")).is_err());
+    }
+
+    #[test]
+    fn a_record_is_whole_whenever_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let share = Share {
+            dir: dir.path().into(),
+            guest_kernel: "9".repeat(100_000),
+            host_kernel: "9.8".into(),
+            distro_missing: None,
+        };
+        share.record().unwrap();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    share.record().unwrap();
+                }
+                ended.store(true, Ordering::SeqCst);
+            });
+            while !ended.load(Ordering::SeqCst) {
+                Share::open(dir.path()).unwrap();
+            }
+        });
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }
