@@ -1,8 +1,9 @@
 //! Unmaps scattered pages of the guest view in few calls.
 //!
-//! Each call that unmaps interrupts the other CPUs to flush their TLBs. Linux 6.13 and later accept
-//! many ranges in one `process_madvise` of the calling process, and interrupt once for all of them;
-//! before that each range takes a call.
+//! Linux 6.13 and later accept many ranges in one `process_madvise` of the calling process; before that
+//! each range takes a call. It is one call, but not one flush of TLBs: the kernel interrupts the other
+//! CPUs that run threads of this process for each range with a dirty entry, and every entry that
+//! userfaultfd makes is dirty (docs/bench.md, "Interrupts of an eviction").
 
 use crate::guest_memory::GuestMemory;
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};

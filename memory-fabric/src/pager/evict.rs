@@ -339,7 +339,7 @@ impl Evictor {
     }
 
     /// Frees the dropped run in one call: each call takes the file's lock, which threads that
-    /// create pages need too, and interrupts the other CPUs.
+    /// create pages need too.
     fn free_dropped(&mut self) -> Result<(), PagerError> {
         let Some(Dropping { run, to, unused }) = self.dropping.take() else {
             return Ok(());
