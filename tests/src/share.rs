@@ -171,8 +171,6 @@ pub(crate) fn install(from: &Path, to: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
 
     #[test]
@@ -238,15 +236,13 @@ mod tests {
             distro_missing: None,
         };
         share.record().unwrap();
-        let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let writer = scope.spawn(|| {
                 for _ in 0..200 {
                     share.record().unwrap();
                 }
-                ended.store(true, Ordering::SeqCst);
             });
-            while !ended.load(Ordering::SeqCst) {
+            while !writer.is_finished() {
                 Share::open(dir.path()).unwrap();
             }
         });
