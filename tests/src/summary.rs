@@ -161,7 +161,7 @@ impl Summary {
 /// Characters of the start and of the end of a long reason that [`with_output`] keeps.
 const KEPT: (usize, usize) = (250, 150);
 /// As many lines of output that a reason quotes are repeated at the end.
-const QUOTED_LINES: usize = 4;
+const QUOTED_LINES: usize = 6;
 
 /// Returns the first line of a text, without its middle where it is long, and the last of the lines
 /// that follow: what a process printed before it failed.
@@ -222,15 +222,12 @@ mod tests {
     #[test]
     fn the_closing_lines_have_what_a_process_printed_last() {
         let command = "x".repeat(500);
-        let reason =
-            format!("not \"done\" from \"{command}\"\n    | a\n    | b\n    | c\n    | d\n    | e");
+        let quoted = "    | b\n    | c\n    | d\n    | e\n    | f\n    | g";
+        let reason = format!("not \"done\" from \"{command}\"\n    | a\n{quoted}");
         let short = with_output(&reason);
         assert!(short.starts_with("not \"done\" from \"xx"), "{short}");
         assert!(short.contains("xx ... xx"), "{short}");
-        assert!(
-            short.ends_with("xx\"\n    | b\n    | c\n    | d\n    | e"),
-            "{short}"
-        );
+        assert!(short.ends_with(&format!("xx\"\n{quoted}")), "{short}");
         assert_eq!(with_output("see the log"), "see the log");
     }
 

@@ -19,6 +19,7 @@ mod fault_kinds;
 mod faults;
 mod free_pages;
 mod guest;
+mod health;
 mod hotplug;
 mod huge_shmem;
 mod hundred;

@@ -75,6 +75,8 @@ pub(super) struct Attempt {
     pub notes: Vec<String>,
     /// The hang that made the attempt fail.
     pub hang: Option<Hang>,
+    /// What the hosts of a failed attempt did not do meanwhile.
+    pub hosts: Option<String>,
 }
 
 /// Result of a scenario after all attempts.
@@ -98,6 +100,7 @@ pub(super) fn until_it_counts(
             result,
             notes,
             hang,
+            hosts,
         } = attempt();
         if let (Err(error), Some(hang)) = (&result, hang)
             && hangs.len() < RESTARTS_MAX
@@ -115,7 +118,10 @@ pub(super) fn until_it_counts(
             outcome: match result {
                 Ok(Verdict::Pass) => Outcome::Passed,
                 Ok(Verdict::Skip(reason)) => Outcome::Skipped(reason),
-                Err(error) => Outcome::Failed(format!("{error:#}")),
+                Err(error) => Outcome::Failed(match hosts {
+                    Some(hosts) => format!("{error:#}\n{hosts}"),
+                    None => format!("{error:#}"),
+                }),
             },
             notes,
             flaky: is_flaky.then(|| {
@@ -155,6 +161,7 @@ mod tests {
             result,
             notes: vec!["a note".into()],
             hang,
+            hosts: Some("host 1: silent".into()),
         }
     }
 
@@ -229,7 +236,10 @@ mod tests {
         assert_eq!(ended.flaky, None);
 
         let (ended, restarts) = end_of(vec![Err(anyhow::anyhow!("wrong byte"))]);
-        assert_eq!(ended.outcome, Outcome::Failed("wrong byte".into()));
+        assert_eq!(
+            ended.outcome,
+            Outcome::Failed("wrong byte\nhost 1: silent".into())
+        );
         assert!(restarts.is_empty() && ended.flaky.is_none());
     }
 

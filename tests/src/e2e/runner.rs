@@ -14,7 +14,7 @@ use anyhow::Context as _;
 
 use super::repeat::{self, Attempt, Hang};
 use super::system_calls::SeenRecords;
-use super::{Context, Hosts, Plan, Result, Scenario};
+use super::{Context, Hosts, Plan, Result, Scenario, health};
 use crate::share::Share;
 use crate::summary::{Outcome, Summary};
 use crate::testbed::{Host, HostImage, HostKernel, Testbed, TestbedConfig};
@@ -252,13 +252,16 @@ impl<'a, 's> Lane<'a, 's> {
             .as_ref()
             .err()
             .and_then(|error| Hang::of(error).or_else(|| self.find_hang()));
+        let mut hosts = None;
         if result.is_err() {
-            self.testbed = None;
+            let testbed = self.testbed.take();
+            hosts = testbed.map(|(_, testbed)| health::of_hosts(&testbed));
         }
         Attempt {
             result,
             notes,
             hang,
+            hosts,
         }
     }
 
@@ -280,6 +283,7 @@ impl<'a, 's> Lane<'a, 's> {
         if let Err(error) = std::fs::create_dir_all(&context.artifacts) {
             return (Err(error.into()), Vec::new());
         }
+        testbed.hosts().iter().for_each(Host::forget_silence);
         let mut result = (scenario.run)(&context);
         self.used += testbed.processor_time().saturating_sub(before);
         let mut notes = context.notes.into_inner();

@@ -12,9 +12,10 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::guest::{BOOT_DEADLINE, Guest, SHORT, reach_init};
+use super::health::describe_heartbeat;
 use super::status::status;
 use super::{Context, Hosts, Result, Scenario, Verdict};
-use crate::testbed::{Host, RemoteProcess, Silence};
+use crate::testbed::{Host, RemoteProcess};
 
 /// Lines of the console and of a trace that the error quotes.
 const LINES_QUOTED: usize = 6;
@@ -235,14 +236,6 @@ fn describe_vcpus(host: usize, threads: &str) -> String {
         let _ = write!(text, "\n  host {host}: thread {vcpu}");
         text
     })
-}
-
-fn describe_heartbeat(host: usize, silence: Silence) -> String {
-    format!(
-        "host {host}: last heartbeat {:.1} s ago, longest silence {:.1} s",
-        silence.now.as_secs_f64(),
-        silence.longest.as_secs_f64()
-    )
 }
 
 fn is_exit(line: &str) -> bool {

@@ -19,8 +19,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: up_by_ssh,
 }];
 
-/// How long a node keeps running without a sign of life from `up`.
-const LEASE: Duration = Duration::from_secs(6);
+/// How long a node keeps running without a sign of life from `up`, and lends without a renewal. TCP
+/// waits twice as long after each loss, so both survive a link that carries nothing for half as long.
+const LEASE: Duration = Duration::from_secs(15);
 /// Margin until that is detected under emulation.
 const MARGIN: Duration = Duration::from_secs(10);
 
@@ -78,9 +79,9 @@ insecure = true
 const IN_SHELL: &str = "ssi-hv up /tmp/up/cluster.toml & echo up-pid=$!; wait; sleep 1000";
 
 /// Waits until a host has no process of the product, no socket of one, and no listener on the
-/// node's port; prints what remains otherwise.
+/// node's port; prints what remains otherwise. The deadline is between `LEASE + MARGIN` and `SHORT`.
 const GONE: &str = "left() { pidof ssi-hv || ss -Hltn | grep :7700 || ls /run/ssi-hv 2>/dev/null | grep .; }
-    last=$(($(date +%s) + 20)); while left; do usleep 100000; [ $(date +%s) -lt $last ] || break; done
+    last=$(($(date +%s) + 27)); while left; do usleep 100000; [ $(date +%s) -lt $last ] || break; done
     left || exit 0; { ps -o pid,stat,args | grep [s]si-hv; ls /run/ssi-hv; } >&2; exit 1";
 
 fn up_by_ssh(context: &Context<'_>) -> Result {

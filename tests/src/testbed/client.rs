@@ -153,6 +153,12 @@ impl Endpoint {
         }
     }
 
+    /// Forgets the longest silence so far.
+    pub fn forget_silence(&self) {
+        // Relaxed: a count that is compared with later ones of the same host.
+        self.health.longest_ms.store(0, Ordering::Relaxed);
+    }
+
     fn beat(&self) {
         let ms = u64::try_from(self.health.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         // Relaxed: one thread writes at a time, and readers need no order between the two.

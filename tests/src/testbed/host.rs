@@ -195,6 +195,11 @@ impl Host {
         self.endpoint.silence()
     }
 
+    /// Begins to measure the longest silence anew.
+    pub(crate) fn forget_silence(&self) {
+        self.endpoint.forget_silence();
+    }
+
     /// Runs a command to its end, or kills it at the deadline.
     ///
     /// # Errors
