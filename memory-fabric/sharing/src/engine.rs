@@ -111,8 +111,13 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Runs the engine until it is stopped or fails, and reports a failure.
-pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver) {
+/// Runs the engine until it is stopped or fails, and reports a failure. Returns what keeps threads
+/// waiting then: whoever waits for a page that was lost must not continue without its bytes, as a
+/// disk's thread, which would write zeroes.
+pub(crate) fn supervise<P: Peers>(
+    mut engine: Engine<P>,
+    failed: FailureObserver,
+) -> Option<Frames> {
     fabric_host::begin_class(fabric_host::ThreadClass::Pager);
     fabric_host::slices::request_short_slices();
     // The engine's data is used again only to name what is lost.
@@ -121,12 +126,14 @@ pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver
     engine.signals.fences.end(u64::MAX);
     engine.signals.discards.end();
     let failure = match result {
-        Ok(Ok(())) => return,
+        Ok(Ok(())) => return None,
         Ok(Err(failure)) => failure,
         Err(_) => Failure::Panicked,
     };
     let losses = engine.fence(&failure);
     failed(failure, losses);
+    // The connections end with the rest, so that other nodes notice.
+    Some(engine.frames)
 }
 
 impl<P: Peers> Engine<P> {

@@ -98,6 +98,15 @@ impl Frames {
         })
     }
 
+    /// Ends all access to the guest view, and lets those who still wait for a page continue: they fail
+    /// instead of seeing a page without its bytes.
+    pub(crate) fn end(self) {
+        if let Err(error) = self.uffd.end(&self.memory) {
+            tracing::warn!("guest memory stays accessible until the process ends: {error}");
+            std::mem::forget(self);
+        }
+    }
+
     pub(crate) fn fd(&self) -> RawFd {
         use std::os::fd::AsRawFd;
         self.uffd.as_raw_fd()

@@ -48,6 +48,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use depot::{Depot, Stored};
 pub use discards::{DISCARD_TIME_MAX, DiscardError, Discards};
 pub use fences::TableFences;
+use frames::Frames;
 pub use halts::Halts;
 pub use homes::{Homes, Layout, TooLittleLent};
 pub use hot::{HotPage, HotPages};
@@ -192,8 +193,9 @@ pub const LOCAL_PAGES_MIN: usize = 2 * fabric_coherence::cache::PENDING_MAX;
 /// what vCPUs wait for.
 const TABLES_MAX: usize = LOCAL_PAGES_MIN / 2;
 
-/// A guest memory that this node shares with its peers. Dropping it stops the engine, after which
-/// threads that wait for a page wait for ever.
+/// A guest memory that this node shares with its peers. Dropping it stops the engine; no thread may
+/// touch the guest view then, or wait for a page of it. Where the engine has failed before, system
+/// calls that still wait fail with EFAULT, and other accesses raise SIGSEGV.
 #[derive(Debug)]
 pub struct SharedMemory {
     memory: Arc<GuestMemory>,
@@ -203,7 +205,8 @@ pub struct SharedMemory {
     fences: Arc<TableFences>,
     halts: Arc<Halts>,
     discards: Arc<Discards>,
-    thread: Option<JoinHandle<()>>,
+    /// Returns the frames of an engine that has failed.
+    thread: Option<JoinHandle<Option<Frames>>>,
 }
 
 impl SharedMemory {
@@ -359,8 +362,9 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         // A full counter is readable as well.
         let _ = self.stop.write(1);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let ended = self.thread.take().map(JoinHandle::join);
+        if let Some(Ok(Some(frames))) = ended {
+            frames.end();
         }
     }
 }

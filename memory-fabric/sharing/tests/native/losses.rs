@@ -1,10 +1,15 @@
 //! What a node names as lost when another one is.
 
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_coherence::Member;
+use fabric_pages::page::{PAGE_SIZE, PageIndex};
 use fabric_peers::PeerError;
 use fabric_sharing::{Failure, FailureObserver, Losses, PageRanges, SharedMemory};
 
@@ -87,4 +92,49 @@ fn a_node_that_is_asked_to_names_what_was_lost_with_another_one() {
     nodes[0].fence(member(1));
     drop(nodes);
     assert!(failures.try_recv().is_err(), "it fails twice");
+}
+
+/// A thread that was woken would have written within this time.
+const WRITTEN: Duration = Duration::from_millis(300);
+
+/// A call that reads a page of the guest view, as a device does which writes to a disk.
+fn write_out(file: &File, page: *const u8) -> Result<isize, Option<i32>> {
+    // SAFETY: the kernel checks the range, and only reads it.
+    match unsafe { libc::write(file.as_raw_fd(), page.cast(), PAGE_SIZE) } {
+        -1 => Err(io::Error::last_os_error().raw_os_error()),
+        count => Ok(count),
+    }
+}
+
+#[test]
+fn no_byte_of_a_lost_page_gets_into_a_file() {
+    let (mut nodes, failures) = two_nodes();
+    at(&nodes[1], 0).store(1, Ordering::SeqCst);
+    // With the only copy.
+    drop(nodes.pop());
+    let node = nodes.pop().expect("the other one");
+    let file = tempfile::tempfile().expect("a file");
+    let (to, memory) = (file.try_clone(), Arc::clone(node.memory()));
+    let to = to.expect("a descriptor");
+    let faults = node.stats().faults.get();
+    let (sender, written) = mpsc::channel();
+    let disk = std::thread::spawn(move || {
+        // The test may have failed.
+        let _ = sender.send(write_out(&to, memory.guest_page(PageIndex::new(0))));
+    });
+    let until = Instant::now() + PATIENCE;
+    while node.stats().faults.get() == faults {
+        assert!(Instant::now() < until, "it does not wait for the page");
+        std::thread::yield_now();
+    }
+    node.fence(member(1));
+    let failed = failures.recv_timeout(PATIENCE).expect("it is fenced");
+    assert!(has(&losses_of(failed, member(1)).only_copy, 0));
+    let early = written.recv_timeout(WRITTEN);
+    assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout), "it waits");
+    drop(node);
+    let ended = written.recv_timeout(PATIENCE);
+    assert_eq!(ended, Ok(Err(Some(libc::EFAULT))));
+    assert_eq!(file.metadata().expect("fstat").len(), 0);
+    disk.join().expect("it has ended");
 }

@@ -160,4 +160,6 @@ fn a_directory_that_confirms_nothing_ends_the_node_and_is_named() {
     };
     assert_eq!((place, peer), (1, member(0)));
     assert!(matches!(violation, Violation::Silent(_)), "{violation}");
+    // The thread still waits.
+    std::mem::forget(nodes);
 }

@@ -321,6 +321,8 @@ impl Vm {
 impl Drop for Vm {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
+        // Threads may wait for pages of nodes that have ended.
+        self.nodes.drain(..).for_each(std::mem::forget);
     }
 }
 
