@@ -14,11 +14,23 @@ impl Uffd {
     ///
     /// The kernel's errors.
     pub fn poison(&self, page: *mut u8) -> io::Result<bool> {
-        let result = self.while_busy(|uffd| uffd.call_on_page(UFFDIO_POISON, page, 0));
-        match result {
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
-                self.wake(page).map(|()| false)
-            }
+        if self.try_poison(page)? {
+            return Ok(true);
+        }
+        // A page that was write-protected when it was unmapped has left a mark, which the kernel
+        // does not overwrite. A poisoned one keeps its own.
+        self.allow_writes(page)?;
+        let poisoned = self.try_poison(page)?;
+        if !poisoned {
+            self.wake(page)?;
+        }
+        Ok(poisoned)
+    }
+
+    /// Returns false if there is something where the page would be mapped.
+    fn try_poison(&self, page: *mut u8) -> io::Result<bool> {
+        match self.while_busy(|uffd| uffd.call_on_page(UFFDIO_POISON, page, 0)) {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
             result => result.map(|()| true),
         }
     }
@@ -94,5 +106,22 @@ mod tests {
         memory.zap(PageIndex::new(1), 1).expect("zapped");
         assert_eq!(uffd.zero(page(1), 1).expect("usable again"), 1);
         assert_eq!(read(&memory, 1).expect("readable"), [0; PAGE_SIZE]);
+    }
+
+    #[test]
+    fn a_page_that_was_write_protected_before_it_left_is_poisoned() {
+        let memory = GuestMemory::new(PAGES * PAGE_SIZE).expect("a small memory");
+        let uffd = Uffd::new().expect("a userfaultfd");
+        let page = memory.guest_page(PageIndex::new(1));
+        uffd.register(page, PAGE_SIZE).expect("registered");
+        uffd.copy(page, &[7; PAGE_SIZE], Protection::WriteProtected)
+            .expect("copied");
+        // As a page that was read and is evicted.
+        memory.zap(PageIndex::new(1), 1).expect("zapped");
+        memory.punch(PageIndex::new(1), 1).expect("punched");
+        assert!(uffd.poison(page).expect("poisoned"));
+        assert!(read(&memory, 1).is_err());
+        assert!(!uffd.poison(page).expect("poisoned before"));
+        assert!(read(&memory, 1).is_err());
     }
 }
