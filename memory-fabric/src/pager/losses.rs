@@ -72,12 +72,13 @@ impl Losses {
         }
     }
 
-    /// Records that the donor of a link is lost.
-    pub fn set_lost(&self, link: usize) {
+    /// Records that the donor of a link is lost. Returns false if it was before.
+    pub fn set_lost(&self, link: usize) -> bool {
         // Release: pairs with the Acquire below; the homes are marked after it.
-        self.links[link].store(true, Ordering::Release);
+        let was_lost = self.links[link].swap(true, Ordering::AcqRel);
         // A block that moves there meanwhile is marked by who moves it, or its home is seen.
         fence(Ordering::SeqCst);
+        !was_lost
     }
 
     /// Returns whether the donor of a link is lost.

@@ -3,13 +3,15 @@
 
 use fabric_test_support::hostile::{Forgery, Hostile, Slab};
 use fabric_test_support::*;
-use memory_fabric::fabric::{Compression, FabricConfig, FabricEvent, Redundancy, Sealing};
+use memory_fabric::fabric::{
+    Compression, FabricConfig, FabricEvent, OnLostMemory, Redundancy, Sealing,
+};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::PAGE_SIZE;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;
@@ -247,6 +249,50 @@ fn a_hostile_donor_of_two_goes_out_of_use_and_the_guest_continues() {
     assert!(hostile.forgeries() >= 2);
     let events: Vec<_> = running.events.try_iter().collect();
     assert!(events.is_empty(), "{events:?}");
+    running.fabric.shutdown();
+}
+
+/// A second loss of a donor would have been reported within this time.
+const REPORTED: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_hostile_donor_without_which_the_guest_continues_is_lost_once() {
+    let (first, second) = (donor(GUEST), donor(GUEST));
+    let hostile = Hostile::new(first.address(), Slab::new());
+    let mut config = sealed(&[hostile.address, second.address()]);
+    config.on_lost_memory = OnLostMemory::Poison;
+    config.grace = Duration::from_millis(100);
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 1);
+    hostile.forge_all();
+    // The guest has its first half there. Each of these reads waits for a page that is forged twice, or
+    // finds it here.
+    std::thread::scope(|scope| {
+        for part in 0..4 {
+            let pages = words.pages() / 8;
+            scope.spawn(move || {
+                (part * pages..(part + 1) * pages).for_each(|page| drop(words.read(page)))
+            });
+        }
+    });
+    let event = running.events.recv_timeout(PATIENCE).expect("an event");
+    let FabricEvent::Poisoned(lost) = event else {
+        panic!("unexpected {event:?}");
+    };
+    assert!(lost.lost_pages > 0 && !lost.was_down, "{lost:?}");
+    // Its lease ends, which nothing depends on any more.
+    drop(first);
+    let event = running.events.recv_timeout(REPORTED);
+    assert!(event.is_err(), "{event:?}");
+    let half = words.pages() / 2;
+    for page in half..words.pages() {
+        let found = words.read(page).expect("of the other donor");
+        assert!(
+            (0..WORDS_PER_PAGE).all(|word| found[word] == pattern(1, page, word)),
+            "page {page}"
+        );
+    }
     running.fabric.shutdown();
 }
 

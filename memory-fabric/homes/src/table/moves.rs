@@ -6,11 +6,16 @@ use fabric_pages::page::PageIndex;
 use std::sync::atomic::Ordering;
 
 impl HomeTable {
-    /// Records that the memory of a block's home is lost. The block keeps its home, from which
-    /// nothing is fetched and to which nothing is written from now on.
-    pub fn set_lost(&self, block: u32) {
-        // Release: pairs with the Acquire of readers.
-        self.words[block as usize].fetch_or(super::LOST, Ordering::AcqRel);
+    /// Records that the memory of a node is lost, if it is the home of a block: another thread may
+    /// have moved the block meanwhile. The block keeps its home, from which nothing is fetched and to
+    /// which nothing is written from now on.
+    pub fn set_lost(&self, block: u32, node: NodeId) {
+        let is_there = |word| Home::from_word(word).is_some_and(|home| home.node == node);
+        // Release: pairs with the Acquire of readers. It fails when the home is another one by now.
+        let _ =
+            self.words[block as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+                is_there(word).then_some(word | super::LOST)
+            });
     }
 
     /// Returns whether the memory of a page's home is lost.

@@ -230,6 +230,23 @@ fn links_are_found_by_the_ids_that_the_configuration_gives() {
 }
 
 #[test]
+fn a_block_that_has_moved_is_not_lost_with_its_old_home() {
+    let table = table();
+    table.assign_at_start(0, at(1, 0));
+    let page = PageIndex::new(0);
+    let lost = table.ram_blocks_at(NodeId(1)).map(|(block, _)| block);
+    let lost: Vec<_> = lost.collect();
+    table.move_home(0, at(1, 0), at(2, 3));
+    for block in lost {
+        table.set_lost(block, NodeId(1));
+    }
+    assert!(!table.is_lost(page));
+    table.set_lost(0, NodeId(2));
+    assert!(table.is_lost(page));
+    assert_eq!(table.home(0), Some(at(2, 3)), "it keeps its home");
+}
+
+#[test]
 fn a_block_that_moves_is_counted_at_its_new_home_in_a_new_epoch() {
     let table = table();
     for block in 0..4 {

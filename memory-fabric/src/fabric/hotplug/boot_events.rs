@@ -38,7 +38,7 @@ struct Handlers {
 struct Seen {
     /// Donors that were last reported as unreachable.
     down: HashSet<NodeId>,
-    /// Donors that hold nothing any more.
+    /// Donors that hold nothing any more, or were lost.
     ignored: HashSet<NodeId>,
 }
 

@@ -106,10 +106,15 @@ impl Inner {
         let Some(link) = shared.nodes.link_to(node) else {
             return;
         };
+        // Each page of it that cannot be opened, and its link, may say that it is lost.
+        if !shared.losses.set_lost(link) {
+            return;
+        }
+        // What else happens to it pauses no guest.
+        self.boot_events.ignore(node);
         // In this order: a thread whose transport was removed finds the homes marked.
-        shared.losses.set_lost(link);
         for (block, _) in shared.homes.ram_blocks_at(node) {
-            shared.homes.set_lost(block);
+            shared.homes.set_lost(block, node);
         }
         // When the VM ends, nothing is fetched any more. A lost page can be what ends the guest, and
         // what else is lost is reported all the same.

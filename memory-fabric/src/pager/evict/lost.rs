@@ -11,7 +11,7 @@ impl Evictor {
         let shared = Arc::clone(&self.shared);
         let node = shared.nodes.node_at(link);
         for (block, _) in shared.homes.ram_blocks_at(node) {
-            shared.homes.set_lost(block);
+            shared.homes.set_lost(block, node);
         }
         for ticket in 0..self.writing.len() {
             let writing = self.writing[ticket].take_if(|(_, donor)| *donor == link);

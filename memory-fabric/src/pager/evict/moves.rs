@@ -55,7 +55,7 @@ fn mark_if_lost(homes: &HomeTable, losses: &Losses, block: u32, to: Home) {
     // Pairs with that of `Losses::set_lost`: this finds the loss, or the other finds the home.
     fence(Ordering::SeqCst);
     if losses.is_lost(homes.link_to_home(to)) {
-        homes.set_lost(block);
+        homes.set_lost(block, to.node);
     }
 }
 
