@@ -118,7 +118,7 @@ impl Link {
         }
     }
 
-    /// Sends a message.
+    /// Sends a message, after all that was sent or posted before.
     pub fn send(&self, message: &Message) {
         if matches!(
             message,
@@ -127,6 +127,9 @@ impl Link {
             self.wait_for_barrier();
         }
         let mut queue = self.lock();
+        if !queue.bytes.is_empty() {
+            self.append_waiting(&mut queue);
+        }
         self.send_locked(&mut queue, message);
     }
 
@@ -219,7 +222,7 @@ impl Link {
         if self.stream.flush() {
             return true;
         }
-        while !queue.bytes.is_empty() {
+        loop {
             let sent = self.write(&queue.bytes);
             if sent > 0 {
                 queue.sent_at = Instant::now();
@@ -228,21 +231,21 @@ impl Link {
             if !queue.bytes.is_empty() {
                 return true;
             }
-            if let Some(cpu) = queue.cpus.pop() {
-                let posted = self.inboxes[usize::from(cpu)].take().unwrap_or_default();
-                for event in events(&posted) {
-                    self.send_locked(&mut queue, &Message::Event { cpu, event });
-                }
+            self.append_waiting(&mut queue);
+            if queue.bytes.is_empty() {
+                return self.stream.flush();
             }
         }
-        // The queue can only be empty here when no vCPU waits behind it.
+    }
+
+    /// Appends the events that wait behind the queue to it.
+    fn append_waiting(&self, queue: &mut Queue) {
         while let Some(cpu) = queue.cpus.pop() {
             let posted = self.inboxes[usize::from(cpu)].take().unwrap_or_default();
             for event in events(&posted) {
-                self.send_locked(&mut queue, &Message::Event { cpu, event });
+                encode(&Message::Event { cpu, event }, &mut queue.bytes);
             }
         }
-        !queue.bytes.is_empty() || self.stream.flush()
     }
 
     /// Sends the message that `with` makes of the name of a call, and waits for its answer; `None`

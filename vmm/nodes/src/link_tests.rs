@@ -178,6 +178,38 @@ fn an_event_that_nobody_reads_is_merged_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_message_comes_after_the_events_that_were_posted_before_it() {
+    let [sender, mut receiver] = greeted(SILENCE_MAX);
+    let link = sender.link();
+    while !link.is_queued() {
+        link.post([3].into_iter(), edge(0x40));
+    }
+    // As while a vCPU moves: its old node may take no event after the answer.
+    link.post([4].into_iter(), edge(0x55));
+    let answer = Message::Answer {
+        call: 7,
+        data: [5; 8],
+    };
+    link.send(&answer);
+    link.post([4].into_iter(), edge(0x56));
+    let flusher = thread::spawn(move || {
+        let mut sender = sender;
+        // Ends when the peer closes.
+        while sender.next(None).is_ok() {}
+    });
+    let of_cpu_3 = |message: &Message| matches!(message, Message::Event { cpu: 3, .. });
+    let seen = std::iter::repeat_with(|| next(&mut receiver));
+    let seen: Vec<_> = seen.filter(|message| !of_cpu_3(message)).take(3).collect();
+    let event = |vector| Message::Event {
+        cpu: 4,
+        event: edge(vector),
+    };
+    assert_eq!(seen, [event(0x55), answer, event(0x56)]);
+    receiver.link().close();
+    flusher.join().unwrap();
+}
+
+#[test]
 fn calls_are_answered_until_the_link_ends() {
     let [mut asks, mut answers] = greeted(SILENCE_MAX);
     let link = asks.link().clone();
