@@ -36,6 +36,10 @@ const RECORD_BYTES_MAX: usize = 5 + (16 << 10) + 256;
 /// Size of the receive buffer: 14 pages and more, so that one call receives the answers of a batch.
 const INPUT_BYTES: usize = 64 << 10;
 
+/// Bytes of records without contents that one call decrypts. Ours are a new key now and then, of 27
+/// bytes; nodes send no tickets.
+const BARREN_BYTES_MAX: usize = 512;
+
 /// Bytes that are encrypted in one call.
 const BATCH_BYTES: usize = 64 << 10;
 
@@ -158,14 +162,21 @@ impl TlsStream {
     /// # Errors
     ///
     /// `WouldBlock` when there is nothing now, and `UnexpectedEof` when the connection ended without
-    /// a `close_notify`, which is how a third party would truncate it.
+    /// a `close_notify`, which is how a third party would truncate it. Also when the peer sends records
+    /// without contents one after the other, which would hold the thread for as long as it likes.
     pub fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         // What was received before the connection broke is read all the same.
         let flushed = self.flush();
         let mut filled = self.take_rest(target);
         let mut is_more = false;
+        let mut barren = 0;
         loop {
+            let held = self.received.len();
             filled += self.decrypt(&mut target[filled..])?;
+            if filled == 0 {
+                barren += held - self.received.len();
+                self.check_barren(barren)?;
+            }
             self.is_ready = filled == target.len();
             // A call that did not fill the buffer has received all there was, so that another one
             // would only delay what is there.
@@ -357,6 +368,17 @@ impl TlsStream {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         Ok(())
+    }
+
+    fn check_barren(&mut self, bytes: usize) -> io::Result<()> {
+        if bytes <= BARREN_BYTES_MAX {
+            return Ok(());
+        }
+        self.failed = true;
+        let text = format!(
+            "the peer sent {bytes} bytes of TLS records without contents, {BARREN_BYTES_MAX} is the limit"
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidData, text))
     }
 
     /// Notes what came of a step.

@@ -3,6 +3,7 @@
 use super::*;
 use fabric_identity::{ExpectedNode, Role, SharedCredentials};
 use fabric_pki::{Authority, Validity};
+use rustls::unbuffered::ConnectionState;
 use std::net::{Shutdown, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -180,6 +181,41 @@ fn a_peer_that_sends_what_nobody_asked_for_does_not_keep_a_thread_awake() {
     let error = client.poll_io().expect_err("40 bytes are left");
     assert!(error.to_string().contains("more than was asked"), "{error}");
     assert!(!client.is_ready());
+}
+
+/// Sends so many new keys, and bytes after them.
+fn send_keys(server: &mut TlsStream, keys: usize, bytes: &[u8]) {
+    for _ in 0..keys {
+        let Session::Server(connection) = &mut server.session else {
+            panic!("a client");
+        };
+        match connection.process_tls_records(&mut []).state {
+            Ok(ConnectionState::WriteTraffic(traffic)) => {
+                traffic.refresh_traffic_keys().expect("a new key");
+            }
+            other => panic!("{other:?}"),
+        }
+        server.encrypt(Then::Nothing).expect("room");
+    }
+    server.flush().expect("a connection");
+    let sent = server.write_vectored(&[IoSlice::new(bytes)]);
+    assert_eq!(sent.expect("room"), bytes.len());
+}
+
+#[test]
+fn a_peer_that_sends_records_without_contents_does_not_hold_a_thread() {
+    let (mut server, mut client, _) = pair();
+    // Now and then one does.
+    for _ in 0..40 {
+        send_keys(&mut server, 1, b"bytes");
+        assert_eq!(read(&mut client, &mut [0; 10]).expect("contents"), 5);
+    }
+    // All in one packet.
+    send_keys(&mut server, 30, b"");
+    let error = read(&mut client, &mut [0; 10]).expect_err("it sends keys");
+    assert!(error.to_string().contains("without contents"), "{error}");
+    let error = client.read(&mut [0; 10]).expect_err("it is over");
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
 }
 
 #[test]
