@@ -4,7 +4,7 @@
 //! A test does not start its CPUs anew for each pair of accesses, which would cost transfers of
 //! pages. Each CPU writes 1, 2, 3, ... to its variable, reads the other's each time, and keeps what
 //! it read. Afterwards the histories are compared: each pair of a write of one CPU and one of the
-//! other is an instance of the test. A CPU is never more than [`WINDOW`] writes ahead of what it has
+//! other is an instance of the test. A CPU is never more than `WINDOW` writes ahead of what it has
 //! read of the other, so that they meet often.
 
 use std::sync::atomic::{Ordering, compiler_fence};
