@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -108,6 +108,8 @@ pub struct Credentials {
     revoked: Vec<CertificateRevocationListDer<'static>>,
     provider: Arc<CryptoProvider>,
     presented: Presented,
+    /// What [`Self::confirm`] checks with, made by its first use.
+    confirming: OnceLock<Result<Arc<dyn ClientCertVerifier>, String>>,
 }
 
 impl fmt::Debug for Credentials {
@@ -154,6 +156,7 @@ impl Credentials {
             revoked,
             provider,
             presented,
+            confirming: OnceLock::new(),
         };
         let refused = |reason: &dyn fmt::Display| CredentialsError::Refused {
             path: path.clone(),
@@ -205,6 +208,7 @@ impl Credentials {
             revoked: Vec::new(),
             provider: crate::provider(),
             presented,
+            confirming: OnceLock::new(),
         })
     }
 
@@ -254,7 +258,11 @@ impl Credentials {
             return Err("there is no certificate".to_owned());
         };
         check_chain(certificate, between)?;
-        let verifier = self.confirming().map_err(|error| error.to_string())?;
+        let verifier = self.confirming.get_or_init(|| {
+            let verifier = self.confirming();
+            verifier.map_err(|error| error.to_string())
+        });
+        let verifier = verifier.as_ref().map_err(Clone::clone)?;
         let confirmed = verifier.verify_client_cert(certificate, between, now());
         confirmed.map(|_| ()).map_err(|error| error.to_string())
     }

@@ -133,31 +133,8 @@ fn open(
         stream.set_nodelay(true)?;
         return Ok(Stream::Tcp(stream));
     };
-    let accept = || {
-        let stream = TlsStream::accept(stream, shared)?;
-        Ok(Stream::Tls(Box::new(stream)))
-    };
-    confirmed(credentials, accept)
-}
-
-/// Accepts a connection, and checks its peer again if the credentials were replaced meanwhile, maybe
-/// because this peer was revoked.
-fn confirmed(
-    credentials: Option<&Arc<SharedCredentials>>,
-    accept: impl FnOnce() -> io::Result<Stream>,
-) -> io::Result<Stream> {
-    let before = credentials.map(|shared| shared.current());
-    let stream = accept()?;
-    if let (Some(shared), Some(before), Some(peer)) = (credentials, before, stream.peer()) {
-        let now = shared.current();
-        // A process is checked with the member that has delegated to it.
-        let of_member = shared.of_delegate(&peer.subject, &peer.chain).is_none();
-        if of_member && !Arc::ptr_eq(&before, &now) {
-            let confirmed = now.confirm(&peer.chain);
-            confirmed.map_err(|why| io::Error::from(TlsError::Certificate(why)))?;
-        }
-    }
-    Ok(stream)
+    let stream = TlsStream::accept(stream, shared)?;
+    Ok(Stream::Tls(Box::new(stream)))
 }
 
 /// Listens on TCP. A port that the kernel chooses is one that is free for UDP as well.
@@ -198,11 +175,9 @@ pub(super) fn listen_on_udp(
             let Some(place) = shared.begin(number, peer, Made::Udp) else {
                 return shared.remove_silent(number);
             };
-            let credentials = shared.credentials.clone();
             serve(&shared, place, peer, move || {
                 let deadline = Instant::now() + CONNECT_TIMEOUT;
-                let accept = || arrival.accept(deadline).map(Stream::Udp);
-                confirmed(credentials.as_ref(), accept)
+                arrival.accept(deadline).map(Stream::Udp)
             });
         });
     })?);
@@ -218,10 +193,8 @@ fn serve(
 ) {
     let serving = Arc::clone(shared);
     let started = thread("donor-conn", move || {
-        let served = match open() {
-            Ok(stream) => {
-                let delegate = serving.delegate(&stream);
-                place.note_peer(&stream, delegate.is_some());
+        let served = match open().and_then(|stream| known(&serving, &place, stream)) {
+            Ok((stream, delegate)) => {
                 let connection = Connection {
                     served: &serving.served,
                     peer,
@@ -245,6 +218,19 @@ fn serve(
         // Its place was dropped with the closure.
         shared.note_not_served(peer, &error);
     }
+}
+
+/// Notes who is at the other end; a process is returned with the fingerprint by which its member has
+/// delegated to it.
+fn known(
+    shared: &Shared,
+    place: &TakenPlace,
+    stream: Stream,
+) -> io::Result<(Stream, Option<fabric_identity::Fingerprint>)> {
+    let delegate = shared.delegate(&stream);
+    let noted = place.note_peer(&stream, delegate.is_some());
+    noted.map_err(|why| io::Error::from(TlsError::Certificate(why)))?;
+    Ok((stream, delegate))
 }
 
 /// Gives a control connection to the thread that serves those that rest, or keeps it on this one.
@@ -302,3 +288,7 @@ fn note_ended(peer: SocketAddr, served: Result<(), ControlError>) {
         tracing::debug!(%peer, error = describe(&error), "connection ended");
     }
 }
+
+#[cfg(test)]
+#[path = "accept_tests.rs"]
+mod tests;

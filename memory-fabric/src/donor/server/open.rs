@@ -190,15 +190,17 @@ impl TakenPlace {
     }
 
     /// Notes that the peer has shown who it is: what, unless it is a process to which a member has
-    /// [delegated](Place::belongs_to) something.
-    pub(super) fn note_peer(&self, stream: &Stream, is_delegate: bool) {
+    /// [delegated](Place::belongs_to) something. Fails when the peer is not accepted any more:
+    /// credentials may have been replaced since the handshake began.
+    pub(super) fn note_peer(&self, stream: &Stream, is_delegate: bool) -> Result<(), String> {
         match stream.peer() {
             Some(_) if is_delegate => {
                 let mut open = self.shared.open();
                 open.places.note_member(self.number, Instant::now());
+                Ok(())
             }
-            Some(peer) => self.note_member(peer),
-            None => {}
+            Some(peer) => self.belongs_to(peer),
+            None => Ok(()),
         }
     }
 
