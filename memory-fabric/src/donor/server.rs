@@ -31,6 +31,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Interval of checks for expired leases.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// A look at the leases that is so late, as after a stop of the process or its host, ends none that
+/// ended meanwhile: renewals may have come that no thread has read.
+const STANDSTILL_MIN: Duration = Duration::from_secs(1);
 
 /// Connections that the kernel keeps until they are accepted; it allows up to `net.core.somaxconn`,
 /// which is 4096 by default.
@@ -381,8 +384,16 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 fn expire(shared: &Shared) {
     // A client can obtain short leases in a loop, and renew none.
     let notices = Seldom::notices();
+    let mut looked = Instant::now();
     while !shared.stopping.load(Ordering::SeqCst) {
-        for vm in shared.served.pool.end_expired(Instant::now()) {
+        let now = Instant::now();
+        let late = now.saturating_duration_since(looked + EXPIRY_CHECK_INTERVAL);
+        if late >= STANDSTILL_MIN {
+            tracing::warn!(?late, "the node stood still; leases end later by that time");
+            shared.served.pool.postpone_ends(late);
+        }
+        looked = now;
+        for vm in shared.served.pool.end_expired(now) {
             match notices.pass(Instant::now()) {
                 Some(unreported) => {
                     tracing::warn!(vm, unreported, "lease ended: it was not renewed in time");

@@ -6,7 +6,7 @@ use crate::wire::{LeaseStatus, Token};
 use fabric_host::lock;
 use fabric_identity::Holder;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Pool {
     /// Ends a lease: closes its connections, and releases its memory when no user is left. Waits
@@ -45,6 +45,15 @@ impl Pool {
             }
         }
         vms
+    }
+
+    /// Lets every lease last longer by a time in which this process did not run.
+    pub fn postpone_ends(&self, by: Duration) {
+        let table = lock(&self.table);
+        table
+            .active
+            .values()
+            .for_each(|lease| lease.postpone_end(by));
     }
 
     /// Ends leases whose VMs seem to have ended, of those that are `wanted`, for another one that needs

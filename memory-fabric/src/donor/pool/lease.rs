@@ -326,6 +326,13 @@ impl Lease {
         }
     }
 
+    /// Lets the lease last longer, and its memory stay with it.
+    pub(super) fn postpone_end(&self, by: Duration) {
+        let mut term = lock(&self.term);
+        term.ends_at += by;
+        term.forsaken_at = term.forsaken_at.map(|at| at + by);
+    }
+
     /// Its VM closed the connection that renewed it last, and that long ago.
     #[cfg(test)]
     pub(super) fn forsake(&self, number: u64) {

@@ -154,6 +154,18 @@ fn a_lease_that_is_not_renewed_ends() {
 }
 
 #[test]
+fn a_lease_lasts_longer_by_the_time_in_which_nobody_could_renew_it() {
+    let pool = pool(4);
+    let lease = pool.lend("late".into(), PAGE, false, SECOND).expect("free");
+    lease.forsake(0);
+    pool.postpone_ends(SECOND * 2);
+    assert!(!lease.is_forsaken(Instant::now() + SECOND));
+    assert!(lease.is_forsaken(Instant::now() + SECOND * 3));
+    assert!(pool.end_expired(Instant::now() + SECOND).is_empty());
+    assert_eq!(pool.end_expired(Instant::now() + SECOND * 4), ["late"]);
+}
+
+#[test]
 fn pieces_are_inside_the_lease_and_at_eighths_of_pages() {
     let pool = pool(2);
     let lease = pool
