@@ -1,7 +1,7 @@
 //! Waiting until other nodes have what this node's vCPUs stored into merged tables.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -10,8 +10,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// sends an interrupt, for example.
 #[derive(Debug)]
 pub struct TableFences {
-    /// Whether this node has merged tables. Its engine stores it with release, before a vCPU can
-    /// write such a table; a thread whose vCPU has loads it later with acquire.
+    /// Whether this node may have merged tables. Its engine stores it before it reads such a table
+    /// for the first time; a thread loads it after its vCPU has stored into one.
     is_active: AtomicBool,
     /// Fences asked for. Pairs with the engine's load: it sees what was stored before.
     asked: AtomicU64,
@@ -55,7 +55,9 @@ impl TableFences {
     }
 
     pub(crate) fn activate(&self) {
-        self.is_active.store(true, Ordering::Release);
+        self.is_active.store(true, Ordering::SeqCst);
+        // What the engine reads after it has not been read before.
+        fence(Ordering::SeqCst);
     }
 
     /// The number of fences that were asked for.

@@ -303,11 +303,12 @@ impl<P: Peers> Engine<P> {
                 (tables::ROOT, None)
             }
         };
+        // Before the table is read: a vCPU that stores into it later, and sends an interrupt, waits.
+        self.tables.fences.activate();
         if !self.tables.merge.start(page, level, parent, &view) {
             return Ok(false);
         }
         tracing::debug!(%page, level, "a table of the kernel is merged");
-        self.tables.fences.activate();
         let mut actions = Vec::new();
         for member in self.directory.take_gets(page) {
             self.tables.merge.join(member, page, &mut actions)?;
