@@ -278,6 +278,19 @@ const UNSAID: &[Unsaid] = &[
         sources: "memory-fabric/host/src",
         words: &["std::net", "std::os::unix::net", "socket2"],
     },
+    // A lost packet must not cost 200 ms: connections are prepared by `fabric_host::prefer_latency`.
+    Unsaid {
+        sources: "memory-fabric/transport/src",
+        words: &["set_nodelay", "set_tcp_nodelay"],
+    },
+    Unsaid {
+        sources: "memory-fabric/src",
+        words: &["set_nodelay", "set_tcp_nodelay"],
+    },
+    Unsaid {
+        sources: "memory-fabric/peers/src/tcp/handshake.rs",
+        words: &["set_nodelay", "set_tcp_nodelay"],
+    },
     Unsaid {
         sources: "vmm/src/config",
         words: &["clap"],

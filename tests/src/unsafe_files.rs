@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// Highest number of files with unsafe code in what users run: enough for the boundaries below, and
 /// for no other.
-const FILES_MAX: usize = 24;
+const FILES_MAX: usize = 25;
 
 /// The files with unsafe code, and for what. Each is the boundary to an interface that has no safe
 /// form, and offers safe calls to the rest.
@@ -32,6 +32,10 @@ const ALLOWED: &[(&str, &str)] = &[
     (
         "memory-fabric/host/src/slices.rs",
         "sched_setattr, processor time of a thread",
+    ),
+    (
+        "memory-fabric/host/src/tcp.rs",
+        "socket options newer than the libraries",
     ),
     ("memory-fabric/pages/src/uffd.rs", "ioctls of userfaultfd"),
     (

@@ -1,5 +1,6 @@
 //! Host services that crates of the memory fabric and of the monitor share: memory mappings,
-//! waiting, scheduling, file locks, counters. Has no knowledge of guests or networks.
+//! waiting, scheduling, sockets' timers, file locks, counters. Has no knowledge of guests, or of who
+//! talks to whom.
 
 mod allowance;
 mod class;
@@ -12,6 +13,7 @@ pub mod root;
 mod seldom;
 pub mod slices;
 mod spin;
+mod tcp;
 
 pub use allowance::Allowance;
 pub use class::{ThreadClass, begin_class, restrict_classes};
@@ -20,6 +22,7 @@ pub use hand_over::HandOver;
 pub use mapping::{Advice, Mapping, UNMAP_RANGES_MAX, ZeroedSlice};
 pub use seldom::Seldom;
 pub use spin::Spin;
+pub use tcp::prefer_latency;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -4,6 +4,7 @@ use crate::PathKind;
 use crate::tls::{Peer, TlsStream};
 use crate::udp::{self, Expected, Fingerprint, UdpCloser, UdpStream};
 use fabric_host::poll::sleep_on;
+use fabric_host::prefer_latency;
 use fabric_identity::ExpectedNode;
 use fabric_wire::TrafficClass;
 use std::io::{self, IoSlice, Read, Write};
@@ -85,7 +86,7 @@ impl Stream {
         Ok(match carrier {
             Carrier::Tcp => {
                 let stream = TcpStream::connect_timeout(&peer, timeout)?;
-                stream.set_nodelay(true)?;
+                prefer_latency(&stream)?;
                 Self::Tcp(stream.into())
             }
             Carrier::Tls(node) => {

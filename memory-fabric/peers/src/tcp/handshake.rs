@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_coherence::Member;
+use fabric_host::prefer_latency;
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
@@ -135,7 +136,7 @@ pub(super) type Unsecured = (HandshakeError, Option<TcpStream>);
 
 /// Prepares a socket for a handshake.
 fn prepare(socket: &TcpStream) -> io::Result<()> {
-    socket.set_nodelay(true)?;
+    prefer_latency(socket)?;
     socket.set_nonblocking(true)
 }
 

@@ -10,6 +10,7 @@ use crate::stream::{Closer, Stream};
 use crate::transport::resting::Resting;
 use crate::transport::udp::{Fingerprint, Listener};
 use fabric_host::poll::poll_until;
+use fabric_host::prefer_latency;
 use fabric_identity::SharedCredentials;
 use fabric_transport::tls::{TlsError, TlsStream};
 use socket2::SockRef;
@@ -130,7 +131,7 @@ fn open(
     credentials: Option<&Arc<SharedCredentials>>,
 ) -> io::Result<Stream> {
     let Some(shared) = credentials else {
-        stream.set_nodelay(true)?;
+        prefer_latency(&stream)?;
         return Ok(Stream::Tcp(stream));
     };
     let stream = TlsStream::accept(stream, shared)?;

@@ -4,6 +4,7 @@ use super::session::{Session, Step, Then};
 use super::{INPUT_BYTES, OUTPUT_BYTES, Peer, RECORD_BYTES_MAX, TlsStream};
 use crate::UNKNOWN_BYTES_MAX;
 use fabric_host::poll::sleep_on;
+use fabric_host::prefer_latency;
 use fabric_identity::pinned::PinnedPeers;
 use fabric_identity::presented::Presented;
 use fabric_identity::{ExpectedNode, NAME, SharedCredentials};
@@ -207,7 +208,7 @@ impl TlsStream {
     }
 
     fn establish(socket: Arc<TcpStream>, session: Session) -> io::Result<Self> {
-        socket.set_nodelay(true)?;
+        prefer_latency(&socket)?;
         socket.set_nonblocking(true)?;
         let is_server = matches!(session, Session::Server(_));
         let mut handshake = Handshake {
