@@ -41,6 +41,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 pub(crate) use striped::Stripes;
 
+/// How often a thread looks for connections that have answered nothing for too long.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// Time without an answer after which a page is requested from the other copy as well: far above
 /// the round trip of a usable link, and short enough to go unnoticed.
 pub const READ_STALL: Duration = Duration::from_millis(250);
@@ -420,9 +423,13 @@ impl PageTransport for ReplicatedTransport {
         let due = self.repairs.due();
         let rereads = self.stripes.as_ref().filter(|all| all.rereads > 0);
         let due = due.into_iter().chain(rereads.map(|_| self.look_at));
+        // `poll` finds connections that answer nothing. Requests of repairs, and those that were given
+        // up, are none of which the pager knows.
+        let is_asked = self.members.iter().any(|member| !member.is_idle());
+        let check = is_asked.then(|| Instant::now() + STALL_CHECK_INTERVAL);
         let members = self.members.iter_mut();
         let members = members.filter_map(|member| member.transport().wake_by());
-        members.chain(first).chain(due).min()
+        members.chain(first).chain(due).chain(check).min()
     }
 
     fn interests(&self, watch: &mut dyn FnMut(Interest)) {

@@ -373,6 +373,25 @@ fn room_that_a_late_answer_makes_usable_is_used_without_another_change() {
 }
 
 #[test]
+fn a_repair_that_nobody_answers_is_looked_at_again() {
+    let bed = Bed::new(&[4, 4, 4], 4);
+    let mut evictor = bed.transport(Role::Evictor);
+    for donor in 0..3 {
+        bed.cut(donor);
+    }
+    assert_ne!(bed.set.lost(0, "it was killed"), Loss::OfBlocks);
+    let until = Instant::now() + Duration::from_secs(20);
+    // Until the repair has asked for as much as it may.
+    while evictor.members[1].is_idle() || evictor.repairs.due().is_some() {
+        assert!(Instant::now() < until, "no repair begins");
+        evictor.poll(&mut |completion| panic!("{completion:?}"));
+    }
+    assert_eq!(evictor.in_flight(), 0, "the pager has asked for nothing");
+    let due = evictor.wake_by().expect("it looks again by itself");
+    assert!(due <= Instant::now() + Duration::from_secs(1));
+}
+
+#[test]
 fn copies_of_a_lost_donor_move_to_a_third_one() {
     let bed = Bed::new(&[4, 4, 4], 4);
     let mut evictor = bed.transport(Role::Evictor);
