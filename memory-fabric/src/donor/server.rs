@@ -389,7 +389,10 @@ fn expire(shared: &Shared) {
         let now = Instant::now();
         let late = now.saturating_duration_since(looked + EXPIRY_CHECK_INTERVAL);
         if late >= STANDSTILL_MIN {
-            tracing::warn!(?late, "the node stood still; leases end later by that time");
+            tracing::warn!(
+                ?late,
+                "nobody looked at the leases, as while a host stands still; they end later by that time"
+            );
             shared.served.pool.postpone_ends(late);
         }
         looked = now;
