@@ -1,4 +1,4 @@
-//! TCP for answers that somebody waits for.
+//! TCP connections whose latency matters.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

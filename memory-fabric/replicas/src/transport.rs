@@ -32,6 +32,7 @@ use crate::set::{Inbox, ReplicaSet, Traffic};
 #[cfg(test)]
 use fabric_homes::BLOCK_BYTES;
 use fabric_pages::page::PageBytes;
+use fabric_transport::port::STALL_CHECK_INTERVAL;
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use offsets::bit;
 pub(crate) use offsets::{offset_at, page_in, split};
@@ -40,9 +41,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 pub(crate) use striped::Stripes;
-
-/// How often a thread looks for connections that have answered nothing for too long.
-const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time without an answer after which a page is requested from the other copy as well: far above
 /// the round trip of a usable link, and short enough to go unnoticed.

@@ -112,8 +112,8 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// Runs the engine until it is stopped or fails, and reports a failure. Returns what keeps threads
-/// waiting then: whoever waits for a page that was lost must not continue without its bytes, as a
-/// disk's thread, which would write zeroes.
+/// waiting then: no thread may continue without the bytes of a lost page. A disk's thread would write
+/// zeroes.
 pub(crate) fn supervise<P: Peers>(
     mut engine: Engine<P>,
     failed: FailureObserver,

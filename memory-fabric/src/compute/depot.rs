@@ -3,11 +3,12 @@
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fabric_coherence::Member;
 use fabric_replicas::ReplicaSet;
 use fabric_sharing::{Depot, Homes, Stored};
+use fabric_transport::port::STALL_CHECK_INTERVAL;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES};
@@ -15,10 +16,6 @@ use crate::page::{PAGE_SIZE, PageBytes, PageIndex};
 use crate::stats::PagerStats;
 use crate::transport::{Completion, Interest, PageTransport, Ticket};
 use crate::view::{Lenders, VmMemory};
-
-/// Longest sleep while requests are outstanding: then stalled connections are looked for, as the pager
-/// does.
-const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Where a block is: the link of its donor, and the block of that lease.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -31,9 +31,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Interval of checks for expired leases.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// A look at the leases that is so late, as after a stop of the process or its host, ends none that
-/// ended meanwhile: renewals may have come that no thread has read.
-const STANDSTILL_MIN: Duration = Duration::from_secs(1);
+/// When the check of the leases is so late, the process or its host was paused: all leases are
+/// extended by that time, since renewals may have arrived that no thread has read.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// Connections that the kernel keeps until they are accepted; it allows up to `net.core.somaxconn`,
 /// which is 4096 by default.
@@ -388,10 +388,10 @@ fn expire(shared: &Shared) {
     while !shared.stopping.load(Ordering::SeqCst) {
         let now = Instant::now();
         let late = now.saturating_duration_since(looked + EXPIRY_CHECK_INTERVAL);
-        if late >= STANDSTILL_MIN {
+        if late >= PAUSE_MIN {
             tracing::warn!(
                 ?late,
-                "nobody looked at the leases, as while a host stands still; they end later by that time"
+                "the check of the leases is late: was this process or its host paused? All leases end later by that time"
             );
             shared.served.pool.postpone_ends(late);
         }

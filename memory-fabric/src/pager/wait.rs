@@ -3,12 +3,10 @@
 use crate::spin::Spin;
 use crate::transport::{Interest, PageTransport};
 use fabric_host::poll::poll_until;
+use fabric_transport::port::STALL_CHECK_INTERVAL;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
-
-/// Longest sleep while requests are outstanding: then the thread checks for stalled connections.
-const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Decides between polling again and sleeping.
 #[derive(Debug)]

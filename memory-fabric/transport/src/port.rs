@@ -12,6 +12,9 @@ use std::time::Duration;
 /// other requests are answered.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest sleep of a thread while requests are outstanding: then it checks for stalled connections.
+pub const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// Why a page connection is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Outage {

@@ -1,7 +1,7 @@
 //! What the hosts of a testbed did not do while a scenario failed: answer, and carry packets.
 //!
-//! A lease, a lifeline or a grace time of some seconds also ends if the emulator stands still for so
-//! long, without counting as hung. The error of a scenario then does not show which of both it was.
+//! A lease, a lifeline or a grace time of some seconds also ends if the emulator pauses for so long,
+//! without counting as hung. The error of a scenario alone does not show which of the two happened.
 
 use std::time::Duration;
 
