@@ -42,12 +42,34 @@ pub(super) fn can_use(memory: &GuestMemoryMmap, start: GuestAddress, bytes: u32)
     }
 }
 
-/// Returns whether all pages of a chain can be used.
+/// Bytes of a chain in each direction whose pages are looked at: twice as many as the longest request
+/// of a device has. A chain may have 4 GiB, and each look may fetch a page.
+const LOOKED_AT_BYTES_MAX: u32 = 16 << 20;
+
+/// Returns whether all pages of a chain that a device uses can be used.
 pub(super) fn can_use_all(chain: &Chain<'_>, memory: &GuestMemoryMmap) -> bool {
-    CHECK.get().is_none()
-        || chain
-            .clone()
-            .all(|part| can_use(memory, part.addr(), part.len()))
+    if CHECK.get().is_none() {
+        return true;
+    }
+    let parts = chain.clone();
+    can_use_parts(
+        memory,
+        parts.map(|part| (part.is_write_only(), part.addr(), part.len())),
+    )
+}
+
+/// The same of its parts: whether the driver has each to be written, and where it is.
+fn can_use_parts(
+    memory: &GuestMemoryMmap,
+    mut parts: impl Iterator<Item = (bool, GuestAddress, u32)>,
+) -> bool {
+    let mut left = [LOOKED_AT_BYTES_MAX; 2];
+    parts.all(|(is_written, start, bytes)| {
+        let left = &mut left[usize::from(is_written)];
+        let bytes = bytes.min(*left);
+        *left -= bytes;
+        can_use(memory, start, bytes)
+    })
 }
 
 /// Pages that tests declare as lost.
@@ -88,6 +110,27 @@ pub(super) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn so_much_of_a_chain_is_looked_at_as_a_device_may_use() {
+        let bytes = 3 * LOOKED_AT_BYTES_MAX;
+        let size = usize::try_from(bytes).unwrap();
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
+        let lost_at = u64::from(LOOKED_AT_BYTES_MAX) + 0x1000;
+        let _lost = testing::Lost::at(&memory, lost_at);
+        let part = |is_written, start: u64, bytes| (is_written, GuestAddress(start), bytes);
+        let can_use = |parts: &[_]| can_use_parts(&memory, parts.iter().copied());
+        assert!(can_use(&[part(true, 0, bytes)]));
+        assert!(can_use(&[
+            part(true, 0, LOOKED_AT_BYTES_MAX),
+            part(true, lost_at, 1)
+        ]));
+        // Each direction counts for itself.
+        assert!(!can_use(&[
+            part(true, 0, LOOKED_AT_BYTES_MAX),
+            part(false, lost_at, 1)
+        ]));
+    }
 
     #[test]
     fn a_range_can_be_used_unless_one_of_its_pages_is_lost() {

@@ -5,6 +5,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::ops::Deref;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::FallocateFlags;
@@ -114,6 +115,8 @@ pub struct Disk {
     may_shrink: bool,
     /// Number of threads in calls of the host for this disk. Relaxed: readers poll.
     at_work: AtomicUsize,
+    /// The error of a flush: what was written before may be lost.
+    failed: Mutex<Option<i32>>,
 }
 
 impl Disk {
@@ -193,6 +196,7 @@ impl Disk {
             read_only,
             may_shrink: kind.is_file(),
             at_work: AtomicUsize::new(0),
+            failed: Mutex::default(),
         })
     }
 
@@ -206,6 +210,7 @@ impl Disk {
             read_only: false,
             may_shrink: false,
             at_work: AtomicUsize::new(0),
+            failed: Mutex::default(),
         }
     }
 
@@ -258,9 +263,25 @@ impl Disk {
         self.work().write_all_at(bytes, offset)
     }
 
-    /// Returns when all written data is on stable storage.
+    /// Returns when all written data is on stable storage. Once that has failed it fails for ever: the
+    /// host reports data that it could not store once, to whichever thread asks next, and takes it for
+    /// stored from then on. A later flush, maybe of another file system on the disk, must not be
+    /// believed to be after that data.
     pub(super) fn flush(&self) -> io::Result<()> {
-        self.work().sync_data()
+        self.flush_by(|file| file.sync_data())
+    }
+
+    fn flush_by(&self, sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+        // Held meanwhile, so that no other thread's flush ends between the failure and its note.
+        let mut failed = crate::lock(&self.failed);
+        if let Some(errno) = *failed {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let synced = sync(&self.work());
+        if let Err(error) = &synced {
+            *failed = Some(error.raw_os_error().unwrap_or(libc::EIO));
+        }
+        synced
     }
 
     /// Deallocates the range, where that is possible.

@@ -235,3 +235,40 @@ fn a_disk_is_at_work_while_the_host_is() {
     });
     assert!(!disk.is_at_work());
 }
+
+#[test]
+fn once_a_flush_has_failed_none_succeeds() {
+    let file = image(4096);
+    let disk = Disk::open(file.path(), false).unwrap();
+    disk.flush().unwrap();
+    let failed = || Err(io::Error::from_raw_os_error(libc::ENOSPC));
+    disk.flush_by(|_| failed()).unwrap_err();
+    for _ in 0..2 {
+        let error = disk.flush().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    }
+    // Opened again, by another run, it has what the host has stored.
+    drop(disk);
+    Disk::open(file.path(), false).unwrap().flush().unwrap();
+}
+
+#[test]
+fn a_flush_beside_one_that_fails_does_not_succeed() {
+    let file = image(4096);
+    let disk = &Disk::open(file.path(), false).unwrap();
+    let (started, has_started) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            has_started.recv().unwrap();
+            disk.flush()
+        });
+        let first = disk.flush_by(|_| {
+            started.send(()).unwrap();
+            // The other one would end in this time, if it did not wait.
+            thread::sleep(std::time::Duration::from_millis(100));
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        });
+        first.unwrap_err();
+        other.join().unwrap().unwrap_err();
+    });
+}

@@ -12,7 +12,9 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
+use fabric_host::Seldom;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -62,6 +64,8 @@ pub struct Net {
     mac: MacAddress,
     state: Mutex<State>,
     faults: ReportedFaults,
+    /// A driver can start the device again and again.
+    starts: Seldom,
     /// Its directions are the queues.
     limiter: Option<Arc<RateLimiter>>,
 }
@@ -110,6 +114,7 @@ impl Net {
                 outgoing: vec![0; PACKET_BYTES_MAX],
             }),
             faults: ReportedFaults::default(),
+            starts: Seldom::notices(),
             limiter: None,
         }
     }
@@ -309,7 +314,9 @@ impl VirtioDevice for Net {
     fn start(&self, features: u64) {
         let mut state = lock(&self.state);
         state.mergeable = features & (1 << VIRTIO_NET_F_MRG_RXBUF) != 0;
-        if let Err(error) = self.tap.set_offloads(offloads(features)) {
+        if let Err(error) = self.tap.set_offloads(offloads(features))
+            && self.starts.pass(Instant::now()).is_some()
+        {
             tracing::warn!(
                 "the tap {} does not offload checksums to the guest: {error}",
                 self.tap.name()

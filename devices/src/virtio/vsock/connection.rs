@@ -34,6 +34,8 @@ pub(super) struct Connection {
     host_ended: bool,
     /// The host has closed its socket, so it reads nothing either.
     hung_up: bool,
+    /// The host takes no more bytes; what it has sent before is still read.
+    refuses: bool,
     /// The host may have sent data.
     readable: bool,
     /// Flags of the guest's SHUTDOWN.
@@ -81,6 +83,7 @@ impl Connection {
             shutdown: 0,
             host_ended: false,
             hung_up: false,
+            refuses: false,
             readable: true,
             guest_ended: 0,
             closed_to_host: false,
@@ -105,7 +108,8 @@ impl Connection {
         self.guest_buffer.saturating_sub(underway)
     }
 
-    fn reset(&mut self) {
+    /// Has the guest end this connection.
+    pub fn reset(&mut self) {
         self.answer = Some(op::RESET);
     }
 
@@ -142,7 +146,10 @@ impl Connection {
                 if !fits || self.guest_ended & SHUTDOWN_SEND != 0 {
                     self.reset();
                 }
-                if fits {
+                if self.refuses {
+                    // As if the host had taken them: the guest has not seen its end yet.
+                    self.forwarded += header.length;
+                } else if fits {
                     self.buffer.extend(data);
                 }
             }
@@ -153,6 +160,11 @@ impl Connection {
         }
         self.flush();
         Next::Open
+    }
+
+    /// Whether the guest, which has closed this connection, has sent bytes that the host has yet to take.
+    pub fn lingers(&self) -> bool {
+        self.guest_ended & SHUTDOWN_SEND != 0 && !self.buffer.is_empty()
     }
 
     /// Writes to the host as much as it accepts.
@@ -167,19 +179,18 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {
+                    self.forwarded += u32::try_from(self.buffer.len()).unwrap_or(0);
                     self.buffer.clear();
-                    return self.reset();
+                    self.refuses = true;
+                    self.shutdown |= SHUTDOWN_RECEIVE;
                 }
             }
         }
-        if self.guest_ended & SHUTDOWN_SEND == 0 || self.closed_to_host {
-            return;
-        }
-        self.closed_to_host = true;
-        if self.guest_ended & SHUTDOWN_RECEIVE != 0 {
+        if self.guest_ended == SHUTDOWN_SEND | SHUTDOWN_RECEIVE {
             // Neither end sends: the reset reports to the guest that all data was delivered.
             self.reset();
-        } else {
+        } else if self.guest_ended & SHUTDOWN_SEND != 0 && !self.closed_to_host {
+            self.closed_to_host = true;
             // An error means that it is closed already.
             let _ = self.stream.shutdown(Shutdown::Write);
         }

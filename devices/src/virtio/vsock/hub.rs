@@ -63,6 +63,9 @@ pub(super) struct Hub {
     /// Connections by the token of their socket, and the reverse.
     by_token: HashMap<u64, Ports>,
     tokens: HashMap<Ports, u64>,
+    /// Connections that the guest has closed, by the token of their socket, while the host has yet to
+    /// take what the guest sent before. Their ports are free.
+    lingering: HashMap<u64, Connection>,
     refusals: VecDeque<Header>,
     /// The connection that was served last.
     last: Option<Ports>,
@@ -91,6 +94,7 @@ impl Hub {
             connections: BTreeMap::new(),
             by_token: HashMap::new(),
             tokens: HashMap::new(),
+            lingering: HashMap::new(),
             refusals: VecDeque::new(),
             last: None,
         })
@@ -107,7 +111,14 @@ impl Hub {
         self.connections.clear();
         self.by_token.clear();
         self.tokens.clear();
+        self.lingering.clear();
         self.refusals.clear();
+    }
+
+    /// Ends all connections, and lets the guest know.
+    pub fn reset_all(&mut self) {
+        self.connections.values_mut().for_each(Connection::reset);
+        self.wake();
     }
 
     /// Wakes the loop to look for packets to the guest.
@@ -175,16 +186,26 @@ impl Hub {
     }
 
     fn stream_ready(&mut self, token: u64, events: EventFlags) {
+        let is_hung_up = events.intersects(EventFlags::HUP | EventFlags::ERR);
         let connection = self
             .by_token
             .get(&token)
             .and_then(|ports| self.connections.get_mut(ports));
-        match connection {
-            Some(connection) => {
-                connection.ready(events.intersects(EventFlags::HUP | EventFlags::ERR))
+        if let Some(connection) = connection {
+            connection.ready(is_hung_up);
+        } else if let Some(connection) = self.lingering.get_mut(&token) {
+            connection.ready(is_hung_up);
+            if !connection.lingers() {
+                self.lingering.remove(&token);
             }
-            None => self.client_ready(token),
+        } else {
+            self.client_ready(token);
         }
+    }
+
+    /// Whether there may be one more connection.
+    fn may_connect(&self) -> bool {
+        self.connections.len() + self.lingering.len() < CONNECTIONS_MAX
     }
 
     /// Reads the line in which a client names a port, byte by byte, since the bytes after it are
@@ -216,7 +237,7 @@ impl Hub {
             .and_then(|line| line.strip_prefix("CONNECT "))
             .and_then(|port| port.trim_end_matches('\r').parse().ok());
         match port {
-            Some(guest) if self.connections.len() < CONNECTIONS_MAX => {
+            Some(guest) if self.may_connect() => {
                 let host = self.free_port(guest);
                 let connection = Connection::asked_by_host(client.stream);
                 self.insert(Ports { host, guest }, token, connection);
@@ -243,11 +264,19 @@ impl Hub {
         self.tokens.insert(ports, token);
     }
 
-    fn remove(&mut self, ports: Ports) {
-        self.connections.remove(&ports);
-        if let Some(token) = self.tokens.remove(&ports) {
-            self.by_token.remove(&token);
-        }
+    /// Removes a connection, and returns it with the token of its socket.
+    fn remove(&mut self, ports: Ports) -> Option<(u64, Connection)> {
+        let connection = self.connections.remove(&ports)?;
+        let token = self.tokens.remove(&ports)?;
+        self.by_token.remove(&token);
+        Some((token, connection))
+    }
+
+    /// The guest has closed a connection.
+    fn close(&mut self, ports: Ports) {
+        let closed = self.remove(ports);
+        self.lingering
+            .extend(closed.filter(|(_, connection)| connection.lingers()));
     }
 
     /// Whether another packet of the guest can be accepted.
@@ -271,7 +300,7 @@ impl Hub {
         match self.connections.get_mut(&ports) {
             Some(connection) => {
                 if connection.take(header, data, ports.host) == Next::Closed {
-                    self.remove(ports);
+                    self.close(ports);
                 }
             }
             None if header.op == op::REQUEST => self.connect(ports, header),
@@ -291,7 +320,7 @@ impl Hub {
     fn connect(&mut self, ports: Ports, request: &Header) {
         let mut path = path_now(&self.path).into_os_string();
         path.push(format!("_{}", ports.host));
-        let connected = if self.connections.len() < CONNECTIONS_MAX {
+        let connected = if self.may_connect() {
             connect(Path::new(&path)).ok()
         } else {
             None

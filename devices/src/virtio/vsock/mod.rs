@@ -124,8 +124,11 @@ impl State {
             let Some(chain) = ring.next_chain()? else {
                 return Ok(false);
             };
-            if let Some(buffers) = Buffers::of(&chain, memory) {
-                self.take(buffers);
+            match Buffers::of(&chain, memory) {
+                Some(buffers) => self.take(buffers),
+                // A page of the packet is lost, maybe with the connection that it is of, and a stream
+                // has no holes.
+                None => self.hub.reset_all(),
             }
             ring.used(chain.head_index(), 0)?;
         }
@@ -195,6 +198,8 @@ impl VirtioDevice for Vsock {
     }
 }
 
+#[cfg(test)]
+mod end_tests;
 #[cfg(test)]
 mod test_bed;
 #[cfg(test)]
