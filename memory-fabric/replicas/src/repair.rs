@@ -370,6 +370,8 @@ impl ReplicatedTransport {
         let (repair, is_move) = match copies.begin_repair(cursor) {
             Some(repair) => (repair, false),
             None => {
+                // What only an unreachable donor had may be elsewhere by now.
+                self.set.settle_links();
                 if std::mem::take(&mut repairs.has_repaired) {
                     self.set.report_zones();
                     if copies.degraded() == 0 {

@@ -1,5 +1,6 @@
 //! The donors of replicated memory: what their links report, and what follows from it.
 
+mod links;
 mod moves;
 mod suspicion;
 
@@ -8,6 +9,7 @@ use fabric_host::lock;
 use fabric_host::metrics::Counter;
 use fabric_transport::PageTransport;
 use fabric_transport::path::PathStats;
+use links::LinkState;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,6 +26,18 @@ pub enum ReplicaEvent {
         donor: usize,
         /// Why.
         reason: String,
+    },
+    /// A donor is unreachable, and the guest waits for it: it has what no other in use has.
+    Awaited {
+        /// Index of the donor's link.
+        donor: usize,
+        /// Why it is unreachable.
+        reason: String,
+    },
+    /// The guest does not wait for this donor any more. Follows on [`Awaited`](Self::Awaited).
+    AwaitedNoMore {
+        /// Index of the donor's link.
+        donor: usize,
     },
     /// Every block has two copies again.
     Repaired,
@@ -109,15 +123,6 @@ pub(crate) struct Arrival {
 
 /// The connections that a thread has yet to take.
 pub(crate) type Inbox = Arc<Mutex<Vec<Arrival>>>;
-
-/// State of a donor's link.
-#[derive(Clone, Copy, Debug, Default)]
-struct LinkState {
-    /// Whether the donor is unreachable.
-    down: bool,
-    /// Whether the guest waits for it: it has the only copy of a block.
-    awaited: bool,
-}
 
 /// The donors of replicated memory, shared by their links and the transports of the pager.
 pub struct ReplicaSet {
@@ -207,11 +212,6 @@ impl ReplicaSet {
         }
     }
 
-    fn with_link<T>(&self, donor: usize, change: impl FnOnce(&mut LinkState) -> T) -> T {
-        let mut links = lock(&self.links);
-        change(&mut links[donor])
-    }
-
     fn id(donor: usize) -> u8 {
         u8::try_from(donor).expect("at most 64 donors")
     }
@@ -246,36 +246,6 @@ impl ReplicaSet {
                 donor,
                 reason: reason.to_owned(),
             });
-        }
-    }
-
-    /// A donor is unreachable. Returns whether the guest has to wait for it.
-    pub fn down(&self, donor: usize, reason: &str) -> bool {
-        self.with_link(donor, |link| link.down = true);
-        let awaited = !self.exclude(donor, reason);
-        self.with_link(donor, |link| link.awaited = awaited);
-        awaited
-    }
-
-    /// A donor is back. Returns whether the guest waited for it.
-    pub fn up(&self, donor: usize) -> bool {
-        let awaited = self.with_link(donor, |link| {
-            link.down = false;
-            std::mem::take(&mut link.awaited)
-        });
-        self.wake();
-        awaited
-    }
-
-    /// The memory of a donor is lost.
-    pub fn lost(&self, donor: usize, reason: &str) -> Loss {
-        let was_awaited = self.with_link(donor, |link| {
-            link.down = true;
-            std::mem::take(&mut link.awaited)
-        });
-        match self.expel(donor, Spared::Blocks, reason) {
-            true => Loss::OfCopies { was_awaited },
-            false => Loss::OfBlocks,
         }
     }
 
@@ -334,6 +304,7 @@ impl ReplicaSet {
         if !self.copies.retire(Self::id(donor)) {
             return false;
         }
+        self.settle_links();
         self.drop_arrivals(donor);
         self.wake();
         self.wait_until(deadline, |connected| connected[donor] == 0)
@@ -342,7 +313,7 @@ impl ReplicaSet {
     /// Forgets what the link of the last donor in a place reported, and what that has sent, before another one connects
     /// there. The place is that of a donor that has left.
     pub fn prepare(&self, donor: usize) {
-        self.with_link(donor, |link| *link = LinkState::default());
+        self.forget_link(donor);
         self.forget_suspicion(donor);
     }
 
@@ -434,6 +405,8 @@ impl ReplicaSet {
 
     /// A donor is used again, or for the first time.
     pub(crate) fn note_readmitted(&self) {
+        // It may have become unreachable at this moment. Others may be needed no longer.
+        self.settle_links();
         // With the lock, so that one that is about to wait does not miss it.
         drop(lock(&self.connected));
         self.connections_changed.notify_all();
@@ -443,10 +416,6 @@ impl ReplicaSet {
     pub(crate) fn note_without(&self, donor: usize) {
         lock(&self.connected)[donor] -= 1;
         self.connections_changed.notify_all();
-    }
-
-    pub(crate) fn is_down(&self, donor: usize) -> bool {
-        self.with_link(donor, |link| link.down)
     }
 
     /// Reports blocks with both copies in one zone, if it has not been done.

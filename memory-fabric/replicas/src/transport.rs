@@ -276,6 +276,10 @@ impl ReplicatedTransport {
     }
 
     fn post_any_read(&mut self, ticket: Ticket, work: Work, offset: u64) -> Result<(), Full> {
+        if self.role == Role::Reader && self.changes != self.set.copies().changes() {
+            // A request may come again before the next `poll`, and then only after an answer.
+            self.readmit_seen();
+        }
         let index = self.begin(ticket, work, offset)?;
         if let Some(stripes) = &mut self.stripes {
             stripes.begin(index, false);

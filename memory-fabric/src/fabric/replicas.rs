@@ -172,6 +172,13 @@ pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> A
                 node: all[donor],
                 reason,
             },
+            ReplicaEvent::Awaited { donor, reason } => FabricEvent::Link(LinkEvent::Down {
+                node: all[donor],
+                reason,
+            }),
+            ReplicaEvent::AwaitedNoMore { donor } => {
+                FabricEvent::Link(LinkEvent::Up { node: all[donor] })
+            }
             ReplicaEvent::Repaired => FabricEvent::Repaired,
             ReplicaEvent::WrongPieces { donor, pieces } => {
                 let donor = all[donor];
@@ -208,8 +215,8 @@ pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> A
     set
 }
 
-/// Returns an observer for the links of the donors, which passes on what concerns the guest: a donor
-/// that has the only copy of a block.
+/// Returns an observer for the links of the donors. The set reports for which donor the guest waits;
+/// this passes on that one is lost without which the guest cannot continue.
 pub(super) fn link_observer(
     set: &Arc<ReplicaSet>,
     nodes: &Arc<Nodes>,
@@ -225,25 +232,18 @@ pub(super) fn link_observer(
         let Some(donor) = nodes.link_to(node) else {
             return;
         };
-        let passed = match link_event {
-            LinkEvent::Down { node, reason } => {
-                let awaited = set.down(donor, &reason);
-                awaited.then_some(LinkEvent::Down { node, reason })
+        match link_event {
+            LinkEvent::Down { reason, .. } => {
+                set.down(donor, &reason);
             }
-            LinkEvent::Up { node } => {
+            LinkEvent::Up { .. } => {
                 tracing::info!("donor {node} is back");
-                set.up(donor).then_some(LinkEvent::Up { node })
+                set.up(donor);
             }
             LinkEvent::Lost { node, reason } => match set.lost(donor, &reason) {
-                Loss::OfBlocks => Some(LinkEvent::Lost { node, reason }),
-                Loss::OfCopies { was_awaited } => {
-                    tracing::info!("donor {node} does not return: {reason}");
-                    was_awaited.then_some(LinkEvent::Up { node })
-                }
+                Loss::OfBlocks => observer(FabricEvent::Link(LinkEvent::Lost { node, reason })),
+                Loss::OfCopies { .. } => tracing::info!("donor {node} does not return: {reason}"),
             },
-        };
-        if let Some(event) = passed {
-            observer(FabricEvent::Link(event));
         }
     })
 }

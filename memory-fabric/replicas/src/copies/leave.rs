@@ -333,7 +333,8 @@ impl Copies {
             !self.has_copy(block, place.donor)
                 && !self.is_out(place.donor)
                 && other.is_none_or(|other| {
-                    self.are_apart(Apart::Zones, place.donor, other.place.donor)
+                    let other = other.place.donor;
+                    self.are_apart(self.apart_by(off, other), place.donor, other)
                 })
         };
         let to = match next.to.filter(is_usable) {
@@ -382,9 +383,11 @@ impl Copies {
                 self.free_place(ledger, other.place.donor)
             }
             (2, false) => {
-                let other = self.other_than(block, off)?;
+                let other = self.other_than(block, off)?.place.donor;
                 let targets = targets & !(1 << off);
-                self.free_place_apart(ledger, (Apart::Zones, targets), other.place.donor)
+                let place = self.free_place_apart(ledger, (Apart::Zones, targets), other);
+                let apart = self.apart_by(off, other);
+                place.or_else(|| self.free_place_apart(ledger, (apart, targets), other))
             }
             _ => self.free_place_for_piece(ledger, block, targets),
         }

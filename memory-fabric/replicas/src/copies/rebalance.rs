@@ -6,7 +6,6 @@
 
 use super::join::Standing;
 use super::leave::{LeaveError, Leaving, Move};
-use super::room::Apart;
 use super::{Copies, Ledger};
 use crate::placement::Place;
 use std::cmp::Reverse;
@@ -150,11 +149,8 @@ impl Copies {
     /// may move.
     fn donor_for(&self, ledger: &Ledger, loads: &[Load], donors: &[u8], at: usize) -> Option<u8> {
         let (off, other) = (donors[at], donors[usize::from(at == 0)]);
-        let is_allowed = |to: u8| {
-            self.width > 2
-                || self.are_apart(Apart::Zones, to, other)
-                || !self.are_apart(Apart::Zones, off, other)
-        };
+        let is_allowed =
+            |to: u8| self.width > 2 || self.are_apart(self.apart_by(off, other), to, other);
         let all = (0..=u8::MAX).zip(&ledger.loans).zip(loads);
         let taking = all.filter(|&((donor, loan), load)| {
             load.lack() > 0 && loan.room() > 0 && !donors.contains(&donor) && is_allowed(donor)

@@ -38,6 +38,15 @@ impl Copies {
         self.group(apart, one) != self.group(apart, other)
     }
 
+    /// Returns how far apart the copies of a block are that these donors have: no move brings them
+    /// closer.
+    pub(super) fn apart_by(&self, one: u8, other: u8) -> Apart {
+        match self.are_apart(Apart::Zones, one, other) {
+            true => Apart::Zones,
+            false => Apart::Donors,
+        }
+    }
+
     /// Takes a slot for a copy of a block that has its other one on a donor, and whether it is all
     /// zero: in another zone if one has room, else on another donor.
     pub(super) fn free_place(&self, ledger: &mut Ledger, other: u8) -> Option<(Place, bool)> {

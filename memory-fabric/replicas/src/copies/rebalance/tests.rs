@@ -134,6 +134,20 @@ fn no_copy_moves_into_the_zone_of_the_other_one() {
 }
 
 #[test]
+fn copies_that_share_a_zone_move_within_it() {
+    let zones = zones([Some("rack"); 2]);
+    let (slots, blocks) = ([8, 8], 8);
+    let placement = Placement::new(&slots, &zones, blocks);
+    let copies = Copies::new(&placement.blocks, &slots, &placement.used, &zones).with_joiners(2);
+    join(&copies, 2, 8, Some(0));
+    let moves = copies.rebalance().expect("nothing moves");
+    assert!(moves > 0);
+    assert_eq!(move_all(&copies), (moves, 0));
+    assert_eq!(held(&copies).map(|held: u32| held / 5), [1; 3]);
+    assert_apart(&copies);
+}
+
+#[test]
 fn what_cannot_move_since_the_new_donor_is_lost_stays() {
     let copies = copies(&[24, 24], 24);
     join(&copies, 2, 24, None);
