@@ -12,6 +12,7 @@ use super::mailbox::{Arrival, FaultInbox};
 use super::prefetch::FaultObserver;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
+use crate::homes::Home;
 use crate::page::{PageBytes, PageIndex, PageRange};
 use crate::page_map::{Kind, State};
 use crate::slices::request_short_slices;
@@ -276,18 +277,24 @@ impl FaultThread {
                     }
                     if !entry.begin_fetch(seen) {
                         self.uncharge();
-                    } else if self.post_fetch(pending) {
+                        continue;
+                    }
+                    let Some(home) = shared.homes.home_of(pending.page) else {
+                        // Its block was unplugged while another thread held the page.
+                        self.fill_with_zeros(pending)?;
+                        return Ok(Served::Yes);
+                    };
+                    if self.post_fetch(pending, home) {
                         self.note(pending);
                         if let Some(recorder) = &shared.recorder {
                             recorder.record(PageRange::new(pending.page, 1));
                         }
                         return Ok(Served::Yes);
-                    } else {
-                        // No other thread could have marked it as contended.
-                        let _ = entry.abandon_fetch();
-                        self.uncharge();
-                        return Ok(Served::DonorBusy);
                     }
+                    // No other thread could have marked it as contended.
+                    let _ = entry.abandon_fetch();
+                    self.uncharge();
+                    return Ok(Served::DonorBusy);
                 }
                 Kind::Fetching | Kind::Installing | Kind::Dropping => {
                     if entry.contend(seen) {
@@ -335,10 +342,8 @@ impl FaultThread {
     }
 
     /// Requests the page from its home. Returns false when its transport is full.
-    fn post_fetch(&mut self, pending: Pending) -> bool {
+    fn post_fetch(&mut self, pending: Pending, home: Home) -> bool {
         let page = pending.page;
-        let home = self.shared.homes.remote_home_of(page);
-        let home = home.expect("a remote page is at home on another node");
         let donor = self.shared.homes.link_to_home(home);
         // Every transport is full.
         let Some(ticket) = self.free_tickets.pop() else {

@@ -38,6 +38,10 @@ const BURST_PAGES: u64 = 64;
 /// write-backs.
 const IN_FLIGHT_FOR_MOVES: usize = IN_FLIGHT_MAX / 2;
 
+/// Requests for a move that may be outstanding on a transport in any case: write-backs leave room for
+/// them.
+const IN_FLIGHT_KEPT: usize = IN_FLIGHT_MAX / 8;
+
 /// In a ticket: the request belongs to a move. Then follow the lane, and its use.
 const MOVE_TICKET: u32 = 1 << 31;
 const USE_BITS: u32 = 24;
@@ -126,7 +130,8 @@ impl Lane {
         }
     }
 
-    fn ticket(&self, number: u32) -> Ticket {
+    fn ticket(&self, number: usize) -> Ticket {
+        let number = u32::try_from(number).expect("a few lanes");
         Ticket(MOVE_TICKET | number << USE_BITS | self.usage)
     }
 
@@ -204,6 +209,21 @@ impl Relocation {
     pub fn holds(&self, block: u32) -> bool {
         let current = self.current.as_ref();
         current.is_some_and(|current| current.block_move.block == block)
+    }
+
+    /// Returns how many requests may be outstanding on a transport for posting a write-back.
+    pub fn in_flight_for_write_backs(&self) -> usize {
+        match self.current {
+            Some(_) => IN_FLIGHT_MAX - IN_FLIGHT_KEPT,
+            None => IN_FLIGHT_MAX,
+        }
+    }
+
+    /// Returns whether the transport has room for a request of a move, which has lanes in this phase
+    /// there.
+    fn has_room(&self, transport: &dyn PageTransport, phase: Phase) -> bool {
+        let own = self.lanes.iter().filter(|lane| lane.phase == phase).count();
+        own < IN_FLIGHT_KEPT || transport.in_flight() < IN_FLIGHT_FOR_MOVES
     }
 
     /// Returns whether there is no order.
@@ -336,8 +356,8 @@ impl Relocation {
         let first = current.block_move.block * BLOCK_PAGES;
         let now = Instant::now();
         let mut worked = false;
-        for (number, lane) in (0_u32..).zip(&mut self.lanes) {
-            if lane.phase != Phase::Free {
+        for number in 0..self.lanes.len() {
+            if self.lanes[number].phase != Phase::Free {
                 continue;
             }
             let page = |current: &Current| PageIndex::new(first + current.next);
@@ -354,7 +374,7 @@ impl Relocation {
                 self.due = Some(now + Allowance::PAUSE);
                 break;
             }
-            if current.next == current.end || source.in_flight() >= IN_FLIGHT_FOR_MOVES {
+            if current.next == current.end || !self.has_room(source, Phase::Reading) {
                 break;
             }
             if self.allowance.take(now, 1) == 0 {
@@ -362,6 +382,7 @@ impl Relocation {
                 break;
             }
             let page = page(current);
+            let lane = &mut self.lanes[number];
             let posted = source.post_read(lane.ticket(number), from.offset_of(page));
             if posted.is_err() {
                 break;
@@ -377,13 +398,14 @@ impl Relocation {
     /// Posts writes of pages that were read.
     fn write(&mut self, to: Home, target: &mut dyn PageTransport) -> bool {
         let mut worked = false;
-        for (number, lane) in (0_u32..).zip(&mut self.lanes) {
-            if target.in_flight() >= IN_FLIGHT_FOR_MOVES {
-                break;
-            }
-            if lane.phase != Phase::Arrived {
+        for number in 0..self.lanes.len() {
+            if self.lanes[number].phase != Phase::Arrived {
                 continue;
             }
+            if !self.has_room(target, Phase::Writing) {
+                break;
+            }
+            let lane = &mut self.lanes[number];
             let offset = to.offset_of(lane.page);
             let posted = target.post_write(lane.ticket(number), offset, &lane.bytes);
             if posted.is_err() {

@@ -297,6 +297,49 @@ fn a_hostile_donor_without_which_the_guest_continues_is_lost_once() {
 }
 
 #[test]
+fn a_hostile_donor_that_joined_ends_the_guest_whose_added_memory_it_has() {
+    in_own_process(
+        "sealed::a_hostile_donor_that_joined_ends_the_guest_whose_added_memory_it_has",
+        || {
+            let (first, joins) = (donor(GUEST), donor(GUEST));
+            let hostile = Hostile::new(joins.address(), Slab::new());
+            let mut config = sealed(&[first.address()]);
+            config.on_lost_memory = OnLostMemory::Poison;
+            config.hotplug = Some(range(64 * 512, 32 * 512));
+            let running = start(&config);
+            let words = Words::of(&running.fabric);
+            let hotplug = running.fabric.hotplug().expect("it was asked for");
+            let donor = memory_fabric::fabric::DonorAddress {
+                name: None,
+                zone: None,
+                address: hostile.address,
+                fingerprint: None,
+                bytes: None,
+            };
+            hotplug.request(24 << 20, Some(donor)).expect("it joins");
+            hotplug.plug(0..12).expect("memory");
+            let added = 64 * 512..64 * 512 + 12 * 512;
+            fill_some(words, added.clone());
+            hostile.forge_all();
+            let reader = std::thread::spawn(move || {
+                let file = tempfile::tempfile()?;
+                { added }.try_for_each(|number| file.write_at(page(words, number), 0).map(drop))
+            });
+            let event = running.events.recv_timeout(PATIENCE).expect("an event");
+            let FabricEvent::Link(LinkEvent::Lost { node, reason }) = event else {
+                panic!("unexpected {event:?}");
+            };
+            assert!(
+                node.0 > 1 && reason.contains("was received twice"),
+                "{node}: {reason}"
+            );
+            running.fabric.shutdown();
+            reader.join().expect("no panic").expect_err("no page");
+        },
+    );
+}
+
+#[test]
 fn a_donor_joins_sealed_and_returns_after_it_left() {
     let (first, joins) = (donor(GUEST), donor(GUEST));
     let mut config = sealed(&[first.address()]);

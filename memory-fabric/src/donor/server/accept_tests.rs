@@ -6,8 +6,17 @@ use fabric_transport::rdma::DeviceChoice;
 
 const MONTH: Validity = Validity { days: 30 };
 
-#[test]
-fn a_peer_that_is_revoked_while_it_connects_is_not_served() {
+/// A donor, and the connection of a VM whose handshake is over, and which has a place.
+struct Accepted {
+    files: tempfile::TempDir,
+    authority: Authority,
+    donor: Donor,
+    place: TakenPlace,
+    stream: Stream,
+    _client: TlsStream,
+}
+
+fn accepted() -> Accepted {
     let files = tempfile::tempdir().expect("a directory");
     let path = |name: &str| files.path().join(name);
     let cluster = "prod".parse().expect("a name");
@@ -34,7 +43,6 @@ fn a_peer_that_is_revoked_while_it_connects_is_not_served() {
         allow: None,
     })
     .expect("a donor");
-    // The handshake is over, and this connection has a place, when the list of the donor changes.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
     let (accepted, peer) = listener.accept().expect("a client");
@@ -45,11 +53,32 @@ fn a_peer_that_is_revoked_while_it_connects_is_not_served() {
         .expect("a place");
     let place = donor.shared.begin(number, peer, Made::Tls);
     let place = place.expect("a thread");
-    let (stream, _client) = std::thread::scope(|scope| {
+    let (stream, client) = std::thread::scope(|scope| {
         let client = scope.spawn(|| TlsStream::connect(socket, &vm));
         let stream = open(accepted, Some(&node)).expect("a member");
         (stream, client.join().expect("no panic").expect("a node"))
     });
+    Accepted {
+        files,
+        authority,
+        donor,
+        place,
+        stream,
+        _client: client,
+    }
+}
+
+#[test]
+fn a_peer_that_is_revoked_while_it_connects_is_not_served() {
+    let Accepted {
+        files,
+        mut authority,
+        donor,
+        place,
+        stream,
+        _client,
+    } = accepted();
+    let path = |name: &str| files.path().join(name);
     let revoked = authority.revoke_holder(&"vm/web".parse().expect("a holder"));
     revoked.expect("revoked");
     std::fs::copy(
@@ -61,4 +90,23 @@ fn a_peer_that_is_revoked_while_it_connects_is_not_served() {
     assert_eq!(reloaded.expect("under TLS").connections, 0, "not known yet");
     let error = known(&donor.shared, &place, stream).expect_err("it was revoked");
     assert!(error.to_string().contains("not accepted"), "{error}");
+}
+
+#[test]
+fn connections_are_opened_while_the_certificates_of_others_are_verified() {
+    let Accepted {
+        donor,
+        place,
+        stream,
+        ..
+    } = &accepted();
+    place.note_peer(stream, false).expect("a member");
+    let ended = donor.shared.end(|_| {
+        let (counted, count) = std::sync::mpsc::channel();
+        let shared = Arc::clone(&donor.shared);
+        std::thread::spawn(move || counted.send(shared.members()));
+        let count = count.recv_timeout(Duration::from_secs(10));
+        (count == Ok(1)).then(|| "its certificate".to_owned())
+    });
+    assert_eq!(ended, 1);
 }

@@ -1,5 +1,7 @@
 //! The open connections of a donor, and what its threads share.
 
+mod endings;
+
 use super::mailbox::Mailbox;
 use crate::donor::Ending;
 use crate::donor::buffers::{BuffersFull, Made};
@@ -19,7 +21,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 /// State that the threads of a donor share.
@@ -441,43 +443,6 @@ impl Shared {
                 .establish(number, from, Purpose::Control, now)
                 .is_ok()
         {}
-    }
-
-    /// Breaks all connections. Returns how many these are.
-    pub(super) fn break_all(&self) -> usize {
-        let open = self.open();
-        open.registered
-            .values()
-            .map(|one| one.closer.close())
-            .count()
-    }
-
-    /// Ends what the peers that `why` names have here, for the reason that it returns: their
-    /// connections are closed. Returns how many these are.
-    pub(super) fn end(&self, why: impl Fn(&Peer) -> Option<String>) -> usize {
-        let open = self.open();
-        let ended = open.registered.values().filter_map(|one| {
-            let why = why(one.peer.as_ref()?)?;
-            one.end(&why);
-            Some(())
-        });
-        ended.count()
-    }
-
-    /// Closes the connections of peers whose certificates have expired since they were accepted.
-    pub(super) fn close_expired(&self) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-        for connection in self.open().registered.values_mut() {
-            if let Some(peer) = &connection.peer
-                && connection.not_after < now
-            {
-                tracing::warn!(peer = %peer.subject, "a connection is closed: its certificate has expired");
-                connection.end("the VM's certificate has expired, and the node ended its vCPUs");
-                // Once.
-                connection.not_after = i64::MAX;
-            }
-        }
     }
 }
 

@@ -17,7 +17,7 @@ impl Inner {
         })
     }
 
-    fn take_event(self: &Arc<Self>, donor: usize, event: LinkEvent) {
+    pub(super) fn take_event(self: &Arc<Self>, donor: usize, event: LinkEvent) {
         let node = self.node_of(donor);
         let mut state = self.lock();
         let used = self.is_used(&state, donor);

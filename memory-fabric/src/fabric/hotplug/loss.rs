@@ -1,4 +1,4 @@
-//! A donor of the guest's start is lost.
+//! A donor of the guest's start is lost, or one that joined has sent pages that do not open.
 //!
 //! If it holds memory of the guest, the VM ends, or where the configuration says so, it continues
 //! without the pages that only the donor had. A donor from which all blocks have moved just leaves.
@@ -27,6 +27,17 @@ impl Inner {
         };
         let observer = Arc::clone(&self.observer);
         let on_lost = move |loss: Loss| {
+            let joined = inner.upgrade().and_then(|inner| {
+                let link = inner.shared.nodes.link_to(loss.node)?;
+                (link >= inner.shared.nodes.fixed()).then_some((inner, link))
+            });
+            if let Some((inner, link)) = joined {
+                // By what it sent: its link reports other losses. The guest cannot do without memory
+                // that was added.
+                let Loss { node, reason, .. } = loss;
+                inner.take_event(link, LinkEvent::Lost { node, reason });
+                return;
+            }
             let ends_vm = |inner: &Arc<Self>| loss.is_used && !inner.survives_losses();
             let inner = inner.upgrade().filter(|inner| !ends_vm(inner));
             let handled = inner.is_some_and(|inner| {

@@ -16,7 +16,7 @@ use crate::page::{PageIndex, is_zero};
 use crate::page_map::{Kind, PageMap};
 use crate::pager::found::failed;
 use crate::stats::Counter;
-use crate::transport::{IN_FLIGHT_MAX, Ticket};
+use crate::transport::Ticket;
 use std::sync::Arc;
 
 impl Evictor {
@@ -133,7 +133,8 @@ impl Evictor {
             Eviction::WriteBack(home) => {
                 let link = shared.homes.link_to_home(home);
                 let is_held = self.relocation.holds(HomeTable::block_of(page));
-                if is_held || self.transports[link].in_flight() >= IN_FLIGHT_MAX {
+                let most = self.relocation.in_flight_for_write_backs();
+                if is_held || self.transports[link].in_flight() >= most {
                     put(&mut self.ranking, &shared.map, page);
                     return Ok(false);
                 }

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::homes::{BLOCK_PAGES, Home, HomeTable, NodeId};
+use crate::page::PAGE_SIZE;
+use crate::page_map::Kind;
 use crate::pager::testing::{make_remote, shared};
 use crate::transport::{Full, Interest};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,4 +80,35 @@ fn a_fault_flushes_the_transport_to_its_home_and_no_other() {
     let fault = fault_on(PageIndex::new(BLOCK_PAGES));
     thread.begin(fault, Instant::now()).expect("served");
     assert_eq!(counts(), [0, 1, 1]);
+}
+
+#[test]
+fn a_page_whose_block_was_unplugged_while_it_was_held_is_one_of_zeroes() {
+    let boot = PageRange::new(PageIndex::new(0), BLOCK_PAGES);
+    let homes = HomeTable::new(NodeId(0), &[boot], None);
+    let (shared, inboxes) = shared(homes, 64, 1);
+    let page = PageIndex::new(40);
+    let address = shared.memory.guest_page(page).addr();
+    let bytes = BLOCK_PAGES as usize * PAGE_SIZE;
+    let first = shared.memory.guest_page(boot.first);
+    shared.uffd.register(first, bytes).expect("registered");
+    let node = shared.nodes.node_at(0);
+    shared.homes.assign(0, Home { node, slot: 0 });
+    make_remote(&shared, page);
+    shared.homes.unassign(0).expect("it had a home");
+    let flushes = Arc::new(AtomicUsize::new(0));
+    let transports: Vec<Box<dyn PageTransport>> = vec![Box::new(Counting(Arc::clone(&flushes)))];
+    let mut thread = FaultThread::new(Arc::clone(&shared), transports, inboxes.faults, None);
+    let fault = Fault {
+        address,
+        write: true,
+        write_protected: false,
+        thread: 0,
+    };
+    thread.begin(fault, Instant::now()).expect("served");
+    assert_eq!(shared.map.entry(page).state().kind(), Kind::Resident);
+    assert_eq!(flushes.load(Ordering::Relaxed), 0, "nothing is requested");
+    let mut found = [1; PAGE_SIZE];
+    shared.memory.read(page, &mut found);
+    assert_eq!(found, [0; PAGE_SIZE]);
 }

@@ -413,3 +413,42 @@ fn a_block_is_not_written_back_while_it_moves_and_untouched_pages_are_not_copied
     let versions: Vec<_> = (0..12).map(version_at).collect();
     assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 0, 30, 0, 0]);
 }
+
+#[test]
+fn a_block_moves_while_as_much_as_possible_is_written_back() {
+    let mut world = World::new(1);
+    world.pages[..24].fill(Page::Remote(1));
+    let home_of = |block: u32| world.homes.home(block).expect("assigned");
+    let (from, of_others) = (home_of(0), home_of(1));
+    let to = Home {
+        node: node(1),
+        slot: 5,
+    };
+    world.relocation.take(MoveOrder {
+        moves: [BlockMove { block: 0, from, to }].into(),
+        progress: Arc::default(),
+        end: bounded(1).0,
+    });
+    let step = |world: &mut World| {
+        let pages = States(&world.pages);
+        let transports = &mut world.evictor;
+        world.relocation.step(&world.homes, transports, &pages)
+    };
+    // From the beginning of the move on, write-backs take all the room that they may.
+    world.donors[0].lock().expect("no panic").cut = true;
+    assert_eq!(world.relocation.in_flight_for_write_backs(), IN_FLIGHT_MAX);
+    world.relocation.current = world.relocation.begin(&world.homes);
+    let most = world.relocation.in_flight_for_write_backs();
+    for page in 0..most {
+        let offset = of_others.offset_of(PageIndex::new(BLOCK_PAGES)) + (page * PAGE_SIZE) as u64;
+        let posted = world.evictor[0].post_write(Ticket(0), offset, &page_with(1));
+        posted.expect("room");
+    }
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while world.evictor[0].in_flight() == most {
+        assert!(Instant::now() < deadline, "nothing of the block is read");
+        step(&mut world);
+    }
+    while step(&mut world) {}
+    assert_eq!(world.evictor[0].in_flight(), most + IN_FLIGHT_KEPT);
+}
