@@ -284,6 +284,16 @@ pub enum MachineError {
         /// The reason that the node gave.
         reason: String,
     },
+    /// Another node of the machine has lost a third one.
+    #[error("{reason}, as node {by} reports")]
+    PeerLost {
+        /// The node that is lost.
+        node: NodeNumber,
+        /// The node that has lost it.
+        by: NodeNumber,
+        /// How it was lost.
+        reason: String,
+    },
     /// The configurations of the machine's nodes contradict each other.
     #[error("the nodes of the machine are wrong: {reason}")]
     Nodes {
@@ -302,6 +312,8 @@ pub enum MachineError {
     /// The protocol of the nodes' shared memory has failed.
     #[error("the memory of the guest is lost: {reason}")]
     SharedMemory {
+        /// The node that is lost or broke the protocol, if it is that.
+        node: Option<NodeNumber>,
         /// The failure.
         reason: String,
     },
@@ -331,7 +343,8 @@ impl MachineError {
     pub fn node(&self) -> Option<NodeNumber> {
         match self {
             Self::NodeLost(error) => Some(error.peer()),
-            Self::NodeFailed { node, .. } => Some(*node),
+            Self::NodeFailed { node, .. } | Self::PeerLost { node, .. } => Some(*node),
+            Self::SharedMemory { node, .. } => *node,
             _ => None,
         }
     }

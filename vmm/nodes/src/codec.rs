@@ -137,8 +137,12 @@ pub(crate) fn encode(message: &Message, to: &mut Vec<u8>) {
                 End::Crash(text) => (3, text.as_str()),
                 End::Failed(text) => (4, text.as_str()),
                 End::DonorLost(text) => (5, text.as_str()),
+                End::NodeLost { reason, .. } => (6, reason.as_str()),
             };
             to.extend([END, code]);
+            if let End::NodeLost { node, .. } = end {
+                to.push(*node);
+            }
             to.extend(&text.as_bytes()[..text.floor_char_boundary_of(TEXT_BYTES_MAX)]);
         }
         Message::Ended => to.push(ENDED),
@@ -317,17 +321,25 @@ fn decode_fields(kind: u8, fields: &mut Fields<'_>) -> Option<Message> {
         RESUME => Message::Resume,
         END => {
             let code = fields.byte()?;
+            let lost = match code {
+                6 => Some(fields.byte()?),
+                _ => None,
+            };
             let text = fields
                 .take(fields.0.len())
                 .filter(|text| text.len() <= TEXT_BYTES_MAX)?;
             let text = std::str::from_utf8(text).ok()?;
-            Message::End(match (code, text) {
-                (0, "") => End::Shutdown,
-                (1, "") => End::Reboot,
-                (2, "") => End::Stopped,
-                (3, text) => End::Crash(text.to_owned()),
-                (4, text) => End::Failed(text.to_owned()),
-                (5, text) => End::DonorLost(text.to_owned()),
+            Message::End(match (code, text, lost) {
+                (0, "", _) => End::Shutdown,
+                (1, "", _) => End::Reboot,
+                (2, "", _) => End::Stopped,
+                (3, text, _) => End::Crash(text.to_owned()),
+                (4, text, _) => End::Failed(text.to_owned()),
+                (5, text, _) => End::DonorLost(text.to_owned()),
+                (_, text, Some(node)) => End::NodeLost {
+                    node,
+                    reason: text.to_owned(),
+                },
                 _ => return None,
             })
         }

@@ -34,6 +34,10 @@ fn messages() -> Vec<Message> {
         End::Crash("triple fault".into()),
         End::Failed(String::new()),
         End::DonorLost("on node 2".into()),
+        End::NodeLost {
+            node: 2,
+            reason: "silent".into(),
+        },
     ];
     all.extend(ends.map(Message::End));
     all.extend([
@@ -117,7 +121,8 @@ fn a_frame_that_is_too_long_or_short_is_malformed() {
         longer[..2].copy_from_slice(&u16::try_from(bytes.len() - 1).unwrap().to_le_bytes());
         let is_text = matches!(
             message,
-            Message::End(End::Crash(_) | End::Failed(_) | End::DonorLost(_)) | Message::Report(_)
+            Message::End(End::Crash(_) | End::Failed(_) | End::DonorLost(_) | End::NodeLost { .. })
+                | Message::Report(_)
         ) || matches!(
             &message,
             Message::Vcpu { state, .. } if state.len() < VCPU_STATE_BYTES_MAX

@@ -25,4 +25,4 @@ pub use receiver::{LinkError, Receiver};
 pub use stream::Stream;
 
 /// The version of the messages. Nodes with different ones do not run a VM together.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;

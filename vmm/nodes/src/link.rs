@@ -25,6 +25,9 @@ pub trait Barrier: std::fmt::Debug + Send + Sync {
     fn wait(&self);
 }
 
+/// Most bytes that wait for a peer that does not read: far more than a correct one leaves unread.
+pub(crate) const QUEUED_BYTES_MAX: usize = 16 << 20;
+
 /// What a link is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkConfig {
@@ -61,6 +64,8 @@ pub struct Link {
     inboxes: Box<[Inbox]>,
     calls: Calls,
     closed: AtomicBool,
+    /// Too much waits for the peer.
+    flooded: AtomicBool,
     barrier: OnceLock<Arc<dyn Barrier>>,
 }
 
@@ -84,6 +89,7 @@ impl Link {
             inboxes: (0..CPUS_MAX).map(|_| Inbox::default()).collect(),
             calls: Calls::default(),
             closed: AtomicBool::new(false),
+            flooded: AtomicBool::new(false),
             barrier: OnceLock::new(),
         });
         // Before anything else: from now on any thread may send.
@@ -162,6 +168,12 @@ impl Link {
             queue.sent_at = Instant::now();
         }
         if sent < queue.frame.len() {
+            if queue.bytes.len() > QUEUED_BYTES_MAX {
+                // What a peer causes by messages that it sends, and does not read.
+                self.flooded.store(true, Ordering::Release);
+                self.close();
+                return;
+            }
             queue.bytes.extend(&queue.frame[sent..]);
             self.wake();
         } else if self.stream.flush() {
@@ -272,6 +284,10 @@ impl Link {
         self.calls.close();
         self.stream.close();
         self.wake();
+    }
+
+    pub(crate) fn is_flooded(&self) -> bool {
+        self.flooded.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use ssi_hv_irqchip::{Event, Trigger};
 
+use crate::codec::REPORT_BYTES_MAX;
+use crate::link::QUEUED_BYTES_MAX;
 use crate::{Link, LinkConfig, LinkError, Message, Receiver, Stream};
 
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -336,4 +338,16 @@ fn what_a_connection_has_taken_is_sent_when_it_may() {
     assert_eq!(next(&mut receiver), Message::Event { cpu: 3, event });
     receiver.link().close();
     flusher.join().unwrap();
+}
+
+#[test]
+fn a_peer_that_does_not_read_does_not_fill_the_memory_of_this_node() {
+    let [mut one, _other] = greeted(SILENCE_MAX);
+    let report = Message::Report(vec![0; REPORT_BYTES_MAX]);
+    for _ in 0..2 * QUEUED_BYTES_MAX / REPORT_BYTES_MAX {
+        one.link().send(&report);
+    }
+    assert!(one.link().queued_bytes() <= QUEUED_BYTES_MAX + 2 * REPORT_BYTES_MAX);
+    let error = one.next(Some(soon())).unwrap_err();
+    assert!(error.to_string().contains("does not read"), "{error}");
 }

@@ -79,6 +79,13 @@ pub enum End {
     Failed(String),
     /// Guest memory is lost with a donor.
     DonorLost(String),
+    /// The sender has lost another node.
+    NodeLost {
+        /// The node.
+        node: NodeNumber,
+        /// How it was lost.
+        reason: String,
+    },
 }
 
 /// A message from one compute node of a VM to another.

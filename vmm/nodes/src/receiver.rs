@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::codec::{FRAME_BYTES_MAX, Malformed, decode};
-use crate::link::Link;
+use crate::link::{Link, QUEUED_BYTES_MAX};
 use crate::message::{Message, NodeNumber};
 
 /// Why a link has ended.
@@ -93,6 +93,16 @@ impl Receiver {
         }
     }
 
+    fn closed(&self) -> LinkError {
+        match self.link.is_flooded() {
+            true => self.broken(format!(
+                "it does not read: more than {} MiB wait for it",
+                QUEUED_BYTES_MAX >> 20
+            )),
+            false => LinkError::Closed(self.link.peer()),
+        }
+    }
+
     fn failed(&self, source: io::Error) -> LinkError {
         let peer = self.link.peer();
         match source.kind() {
@@ -152,7 +162,7 @@ impl Receiver {
                 continue;
             }
             if self.link.is_closed() {
-                return Err(LinkError::Closed(self.link.peer()));
+                return Err(self.closed());
             }
             let now = Instant::now();
             if until.is_some_and(|until| until <= now) {
@@ -181,7 +191,7 @@ impl Receiver {
             self.filled = 0..self.filled.len();
         }
         match self.link.stream.read(&mut self.buffer[self.filled.end..]) {
-            Ok(0) => Err(LinkError::Closed(self.link.peer())),
+            Ok(0) => Err(self.closed()),
             Ok(count) => {
                 self.filled.end += count;
                 self.heard = Some(Instant::now());

@@ -149,7 +149,9 @@ fn run() -> Result<()> {
         depot: donors.as_ref().and_then(Fabric::take_depot),
     };
     let on_failure = Arc::clone(&ends);
-    let failed = move |error: SharingError| on_failure.fail(error.reason);
+    let failed = move |SharingError { node, reason }| {
+        on_failure.end(MachineError::SharedMemory { node, reason });
+    };
     let joined = Joined::connect(membership, listeners, shared, Vec::new(), failed)?;
     let clock = joined.clock.context("the primary is not among the nodes")?;
     tracing::debug!(?clock, "compared with the clock of the primary");
@@ -259,7 +261,7 @@ impl Ends {
     }
 
     fn fail(&self, reason: String) {
-        self.end(MachineError::SharedMemory { reason });
+        self.end(MachineError::SharedMemory { node: None, reason });
     }
 
     fn end(&self, error: MachineError) {

@@ -12,10 +12,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use fabric_identity::presented::Presented;
 use fabric_identity::{CertificateDer, SharedCredentials};
-use memory_fabric::compute::{Carrier, ControlStream};
+use memory_fabric::compute::{Carrier, ControlError, ControlStream, NODE_GRACE};
 use memory_fabric::link::{Delegated, Delegation};
 
 use crate::failure::describe;
@@ -36,18 +37,27 @@ pub struct ShownBy {
     pub carrier: Carrier,
     /// The certificate.
     pub chain: Vec<CertificateDer<'static>>,
+    /// Since when it is not valid any more and the node cannot be reached, if that is so.
+    pub unreachable_since: Option<Instant>,
 }
 
 impl ShownBy {
     /// Checks the certificate, and asks for another if it is not valid any more. Returns why the node
-    /// has none.
+    /// has none. One that cannot be reached when its certificate expires may have another, and has as
+    /// long to show it as its memory may be out of reach.
     fn check(&mut self, credentials: &SharedCredentials) -> Result<(), String> {
         let Err(why) = credentials.current().confirm(&self.chain) else {
             return Ok(());
         };
         let why = format!("its certificate is not accepted any more ({why})");
-        let connected = ControlStream::connect_by(self.address, &self.carrier);
-        let connected = connected.map_err(|error| format!("{why}: {}", describe(&error)))?;
+        let connected = match ControlStream::connect_by(self.address, &self.carrier) {
+            Ok(connected) => connected,
+            Err(ControlError::Connect(..)) if self.has_expired() && self.has_time() => {
+                return Ok(());
+            }
+            Err(error) => return Err(format!("{why}: {}", describe(&error))),
+        };
+        self.unreachable_since = None;
         let chain = connected.chain().ok_or_else(|| why.clone())?;
         tracing::info!(
             "the node at {} shows another certificate now, which is accepted",
@@ -55,6 +65,19 @@ impl ShownBy {
         );
         self.chain = chain.to_vec();
         Ok(())
+    }
+
+    fn has_expired(&self) -> bool {
+        let shown = self.chain.first().and_then(|one| Presented::read(one).ok());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        shown.is_some_and(|shown| shown.not_after < now)
+    }
+
+    /// Whether the node may still be out of reach.
+    fn has_time(&mut self) -> bool {
+        let since = self.unreachable_since.get_or_insert_with(Instant::now);
+        since.elapsed() < NODE_GRACE
     }
 }
 

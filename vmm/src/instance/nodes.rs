@@ -160,6 +160,7 @@ fn watched(
             address: node.address,
             carrier: carrier(node, shown),
             chain: cpus.chain()?,
+            unreachable_since: None,
         })
     });
     Some((watched.collect(), Arc::clone(credentials)))
@@ -420,6 +421,8 @@ impl OtherNodes {
             "pages shared with other nodes"
         );
         let lost = outcome.as_ref().err().and_then(MachineError::node);
+        // A node may report any number.
+        let lost = lost.filter(|place| (1..=self.nodes.len()).contains(&usize::from(*place)));
         self.seen.ended(lost);
         if let Some(place) = self.seen.lost() {
             self.seen

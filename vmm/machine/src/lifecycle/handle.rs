@@ -32,7 +32,7 @@ impl MachineHandle {
     /// Ends the run, unless it has ended, because the pager of the guest's memory has failed. Does
     /// not wait.
     pub fn fail(&self, reason: String) {
-        let error = MachineError::SharedMemory { reason };
+        let error = MachineError::SharedMemory { node: None, reason };
         self.shared.control.end(Err(error));
     }
 

@@ -1,5 +1,6 @@
 //! The primary's side: one receiving thread a node, and one for its accesses to devices.
 
+use std::convert::Infallible;
 use std::sync::mpsc::{self, Receiver as Accesses, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -13,6 +14,7 @@ use super::serve::Board;
 use super::{Connections, Mover, Nodes};
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
+use crate::lifecycle::ending::STOP_TIME_MAX;
 use crate::lifecycle::shared::Shared;
 use crate::sys::time_stamp;
 
@@ -24,6 +26,9 @@ const START_TIME_MAX: Duration = Duration::from_secs(30);
 pub(crate) struct Primary {
     nodes: Arc<Nodes>,
     threads: Vec<JoinHandle<()>>,
+    /// Held by each thread that carries out accesses, and by this until its end.
+    carries: Option<mpsc::Sender<Infallible>>,
+    carriers_end: mpsc::Receiver<Infallible>,
     mover: Arc<Mover>,
 }
 
@@ -53,9 +58,12 @@ impl Primary {
             shared: Arc::clone(shared),
         };
         let mover = Mover::new(Arc::clone(&nodes), Arc::clone(seats), lent, late);
+        let (carries, carriers_end) = mpsc::channel();
         let mut primary = Self {
             nodes,
             threads: Vec::new(),
+            carries: Some(carries),
+            carriers_end,
             mover: Arc::new(mover),
         };
         let count = receivers.len();
@@ -97,11 +105,14 @@ impl Primary {
         let (sender, accesses) = mpsc::sync_channel(start.owners.len());
         let of_thread = Arc::clone(&node.shared);
         let link = Arc::clone(receiver.link());
+        let carries = self.carries.clone();
         let io = thread::Builder::new()
             .name(format!("node{peer}-io"))
-            .spawn(move || carry_out(&link, &accesses, &of_thread));
-        self.threads
-            .push(io.map_err(MachineError::host("start a thread"))?);
+            .spawn(move || {
+                carry_out(&link, &accesses, &of_thread);
+                drop(carries);
+            });
+        io.map_err(MachineError::host("start a thread"))?;
         let start = start.clone();
         // It ends with its last vCPU, as a thread of a vCPU does.
         node.shared.control.vcpu_starts();
@@ -123,6 +134,10 @@ impl Drop for Primary {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+        // Of the others, one may be in a device that does not come to an end: it is left behind, as
+        // the threads of devices are.
+        drop(self.carries.take());
+        let _ = self.carriers_end.recv_timeout(STOP_TIME_MAX);
     }
 }
 
@@ -170,6 +185,7 @@ impl Node {
                     // The machine may have been given up.
                     let _ = started.send(peer);
                 }
+                receiver.expects_life();
                 self.board.serve(receiver, |message| {
                     match message {
                         Message::EndOfInterrupt { vector } => {
@@ -193,7 +209,9 @@ impl Node {
                             self.board.nodes.moves.arrived(cpu);
                         }
                         Message::Paused { number } => control.node_parked(number),
-                        Message::End(end) => control.end(from_message(end, peer)),
+                        Message::End(end) => {
+                            control.end(from_message(end, peer, self.board.nodes.me))
+                        }
                         Message::Ended => member.left(),
                         message => return Err(message),
                     }
@@ -202,7 +220,7 @@ impl Node {
             }
             Err(StartError::Link(error)) => error,
             Err(StartError::Failed(end)) => {
-                control.end(from_message(end, peer));
+                control.end(from_message(end, peer, self.board.nodes.me));
                 return;
             }
         };
@@ -247,6 +265,12 @@ impl From<LinkError> for StartError {
 /// console or a disk, and interrupts must not wait with it.
 fn carry_out(link: &Link, accesses: &Accesses<(u32, Access)>, shared: &Shared) {
     while let Ok((call, access)) = accesses.recv() {
+        if shared.control.has_ended() {
+            // No vCPU waits for an answer any more.
+            continue;
+        }
+        // The end of the run waits for it, within limits.
+        shared.control.device_thread_starts();
         let bus = match access.space {
             Space::Ports => &shared.ports,
             Space::Memory => &shared.mmio,
@@ -258,6 +282,7 @@ fn carry_out(link: &Link, accesses: &Accesses<(u32, Access)>, shared: &Shared) {
         } else {
             bus.read(access.address, bytes);
         }
+        shared.control.device_thread_ended();
         // A guest that has switched itself off does not run on: its vCPU gets no answer.
         match shared.events.get() {
             Some(event) => shared.control.end(Ok(event.into())),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use devices::BusDevice;
-use ssi_hv_nodes::{Access, Link, Message, Space};
+use ssi_hv_nodes::{Access, Link, Message, NodeNumber, Space};
 
 use crate::error::MachineError;
 use crate::lifecycle::control::{End, Follower};
@@ -24,13 +24,24 @@ pub(super) fn to_message(end: &End) -> ssi_hv_nodes::End {
         Ok(Outcome::Reboot) => ssi_hv_nodes::End::Reboot,
         Ok(Outcome::Stopped) => ssi_hv_nodes::End::Stopped,
         Ok(Outcome::Crash(reason)) => ssi_hv_nodes::End::Crash(reason.clone()),
-        Err(MachineError::DonorLost { reason }) => ssi_hv_nodes::End::DonorLost(reason.clone()),
-        Err(error) => ssi_hv_nodes::End::Failed(with_causes(error)),
+        Err(error) => of_error(error),
+    }
+}
+
+/// The end of a run by an error, as nodes send it.
+pub(super) fn of_error(error: &MachineError) -> ssi_hv_nodes::End {
+    if let MachineError::DonorLost { reason } = error {
+        return ssi_hv_nodes::End::DonorLost(reason.clone());
+    }
+    let reason = with_causes(error);
+    match error.node() {
+        Some(node) => ssi_hv_nodes::End::NodeLost { node, reason },
+        None => ssi_hv_nodes::End::Failed(reason),
     }
 }
 
 /// An error with its causes, in one line.
-pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -40,8 +51,8 @@ pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// An end that node `node` has told.
-pub(super) fn from_message(end: ssi_hv_nodes::End, node: u8) -> End {
+/// An end that node `node` has sent to node `me`.
+pub(super) fn from_message(end: ssi_hv_nodes::End, node: NodeNumber, me: NodeNumber) -> End {
     match end {
         ssi_hv_nodes::End::Shutdown => Ok(Outcome::Shutdown),
         ssi_hv_nodes::End::Reboot => Ok(Outcome::Reboot),
@@ -49,6 +60,15 @@ pub(super) fn from_message(end: ssi_hv_nodes::End, node: u8) -> End {
         ssi_hv_nodes::End::Crash(reason) => Ok(Outcome::Crash(reason)),
         ssi_hv_nodes::End::Failed(reason) => Err(MachineError::NodeFailed { node, reason }),
         ssi_hv_nodes::End::DonorLost(reason) => Err(MachineError::DonorLost { reason }),
+        // This node lives: what failed is that node, or the way to it.
+        ssi_hv_nodes::End::NodeLost { node: lost, reason } if lost == me => {
+            Err(MachineError::NodeFailed { node, reason })
+        }
+        ssi_hv_nodes::End::NodeLost { node: lost, reason } => Err(MachineError::PeerLost {
+            node: lost,
+            by: node,
+            reason,
+        }),
     }
 }
 
@@ -118,5 +138,41 @@ impl BusDevice for RemoteBus {
             *to = *from;
         }
         self.access(offset, data.len(), Some(bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ssi_hv_nodes::LinkError;
+
+    use super::*;
+
+    /// What node 0 takes for lost when node 1 ends by this error.
+    fn lost_for_primary(error: MachineError) -> (Option<NodeNumber>, String) {
+        let error = from_message(to_message(&Err(error)), 1, 0).unwrap_err();
+        (error.node(), error.to_string())
+    }
+
+    #[test]
+    fn a_node_that_another_one_has_lost_is_named() {
+        let silent = |peer| LinkError::Silent {
+            peer,
+            time: Duration::from_secs(12),
+        };
+        let (node, text) = lost_for_primary(silent(2).into());
+        assert_eq!(node, Some(2));
+        assert_eq!(text, "node 2 has been silent for 12 s, as node 1 reports");
+        let shared = |node| MachineError::SharedMemory {
+            node,
+            reason: "node 2 broke the protocol".into(),
+        };
+        assert_eq!(lost_for_primary(shared(Some(2))).0, Some(2));
+        // What has no other node as its cause is a failure of the node that reports it.
+        assert_eq!(lost_for_primary(shared(None)).0, Some(1));
+        let (node, text) = lost_for_primary(silent(0).into());
+        assert_eq!(node, Some(1));
+        assert_eq!(text, "node 1 cannot go on: node 0 has been silent for 12 s");
     }
 }

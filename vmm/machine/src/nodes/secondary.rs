@@ -12,7 +12,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::compare::Answered;
 use super::periodic::{Clock, Periodic};
-use super::remote::{RemoteBus, ToPrimary, from_message, to_message, with_causes};
+use super::remote::{RemoteBus, ToPrimary, from_message, of_error};
 use super::seats::{Maker, Seats};
 use super::serve::Board;
 use super::time::{Correction, HostCounter, NodeTime};
@@ -80,7 +80,7 @@ impl SecondaryHandle {
         match self.shared.get() {
             Some(shared) => shared.control.end(Err(error)),
             None => {
-                self.primary.send(&Message::End(to_message(&Err(error))));
+                self.primary.send(&Message::End(of_error(&error)));
                 self.primary.close();
             }
         }
@@ -146,13 +146,14 @@ impl Secondary {
         receiver.greet(until)?;
         let start = match receiver.next(Some(until))? {
             Some(Message::Start(start)) => start,
-            Some(Message::End(end)) => return from_message(end, self.primary.peer()),
+            Some(Message::End(end)) => {
+                return from_message(end, self.primary.peer(), self.config.nodes.me);
+            }
             _ => return Err(receiver.broken("it does not start the VM").into()),
         };
         let primary = Arc::clone(&self.primary);
         let built = Built::new(&mut self, memory, start).inspect_err(|error| {
-            let end = ssi_hv_nodes::End::Failed(with_causes(error));
-            primary.send(&Message::End(end));
+            primary.send(&Message::End(of_error(error)));
         })?;
         // Set once, here.
         let _ = self.shared.set(Arc::clone(&built.shared));
@@ -202,7 +203,8 @@ impl Built {
             memory::check_hotplug_bits(size, start.hotplug_bytes, bits)?;
         }
         let supported: Vec<_> = start.cpuid.iter().map(from_entry).collect();
-        if let Some((leaf, missing)) = lacks(here.as_slice(), &supported) {
+        let emulated = start.emulated || is_emulated();
+        if let Some((leaf, missing)) = lacks(here.as_slice(), &supported, emulated) {
             let reason = format!(
                 "this host's CPU lacks features {missing:x?} of CPUID leaf {leaf:#x} of the primary's"
             );
@@ -234,7 +236,7 @@ impl Built {
                 supported,
                 cpus,
                 packages: Packages::with_id_bits(cpus, start.package_id_bits),
-                emulated: start.emulated || is_emulated(),
+                emulated,
                 nodes: Some(Arc::clone(&nodes)),
                 halts_in_guest: false,
                 machine_check: None,
@@ -364,6 +366,7 @@ fn obey(commands: &Commands<Command>, periodic: &mut Periodic) {
         // A vCPU may end the run as well, which nobody sends a command for.
         match commands.recv_timeout(periodic.left()) {
             Ok(Command::Pause(number)) => {
+                let mut number = number;
                 // Returns early when the pause is over, and then nobody waits for the answer.
                 while !shared.control.has_ended() && shared.control.is_paused() {
                     if shared.control.wait_paused(periodic.left()) {
@@ -371,6 +374,14 @@ fn obey(commands: &Commands<Command>, periodic: &mut Periodic) {
                         break;
                     }
                     periodic.run_if_due();
+                    // Comparisons would fill the queue.
+                    while let Ok(command) = commands.try_recv() {
+                        match command {
+                            Command::Pause(later) => number = later,
+                            Command::Compared => {}
+                            Command::End => return,
+                        }
+                    }
                 }
             }
             Ok(Command::End) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -403,6 +414,11 @@ fn spawn(
             None => receiver.greet(Instant::now() + START_TIME_MAX),
         };
         let peer = link.peer();
+        if of_primary.is_some() {
+            // Another node shows that it lives when it has its vCPUs, which may take longer. The
+            // primary waits for that, and notices when that node is lost.
+            receiver.expects_life();
+        }
         let error = greeted.err().unwrap_or_else(|| {
             board.serve(&mut receiver, |message| {
                 let Some(OfPrimary { commands, clock }) = &of_primary else {
@@ -429,14 +445,15 @@ fn spawn(
                         }
                     }
                     Message::End(end) => {
-                        shared.control.end(from_message(end, peer));
+                        shared.control.end(from_message(end, peer, board.nodes.me));
                         Command::End
                     }
                     message => return Err(message),
                 };
                 match commands.try_send(command) {
-                    // The comparison is kept, and looked at when the main thread is next awake.
-                    Ok(()) | Err(TrySendError::Full(Command::Compared)) => Ok(()),
+                    // The comparison is kept, and looked at when the main thread is next awake, as
+                    // is the end.
+                    Ok(()) | Err(TrySendError::Full(Command::Compared | Command::End)) => Ok(()),
                     // The main thread is slower only than a primary that does not wait for answers.
                     Err(_) => Err(Message::Pause { number: 0 }),
                 }

@@ -26,7 +26,6 @@ impl Board {
         receiver: &mut Receiver,
         mut other: impl FnMut(Message) -> Result<(), Message>,
     ) -> LinkError {
-        receiver.expects_life();
         loop {
             let message = match receiver.next(None) {
                 Ok(Some(message)) => message,

@@ -120,13 +120,21 @@ pub(crate) fn hide_unhalt(entries: &mut [kvm_cpuid_entry2]) {
 const EAX_ONE_KVM: u32 = 1 << 0 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 24;
 /// Leaf 7, EBX: the register IA32_TSC_ADJUST.
 const EBX_7_TSC_ADJUST: u32 = 1 << 1;
+/// Leaf 7, ECX and EDX: shadow stacks, and the tracking of indirect branches (CET).
+const ECX_7_SHADOW_STACK: u32 = 1 << 7;
+const EDX_7_BRANCH_TRACKING: u32 = 1 << 20;
 
 /// Hides what the KVMs of several hosts cannot provide for one guest.
 pub(crate) fn hide_one_kvm(entries: &mut [kvm_cpuid_entry2]) {
     for entry in entries {
         match (entry.function, entry.index) {
             (0x4000_0001, _) => entry.eax &= !EAX_ONE_KVM,
-            (0x7, 0) => set(&mut entry.ebx, EBX_7_TSC_ADJUST, false),
+            (0x7, 0) => {
+                set(&mut entry.ebx, EBX_7_TSC_ADJUST, false);
+                // The shadow stack's pointer is no part of the state that moves.
+                set(&mut entry.ecx, ECX_7_SHADOW_STACK, false);
+                set(&mut entry.edx, EDX_7_BRANCH_TRACKING, false);
+            }
             _ => {}
         }
     }

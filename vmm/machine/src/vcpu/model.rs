@@ -122,25 +122,40 @@ pub(crate) fn from_entry(entry: &CpuidEntry) -> kvm_cpuid_entry2 {
 }
 
 /// Returns the registers of a leaf that are feature masks, which a guest relies on wherever it
-/// runs.
+/// runs. Bits that only say by what a CPU is not affected are left out.
 fn features(entry: &kvm_cpuid_entry2) -> Option<[u32; 4]> {
+    const MCDT_NO: u32 = 1 << 5;
+    const SSB_NO: u32 = 1 << 26;
+    const BTC_NO: u32 = 1 << 29;
+    /// Automatic IBRS, PREFETCHI, SBPB, and IBPB with the branch types: what a guest's kernel uses.
+    const USED_OF_21: u32 = 1 << 8 | 1 << 20 | 1 << 27 | 1 << 28;
     match (entry.function, entry.index) {
         // EBX and the OSXSAVE bit depend on the CPU that executes CPUID.
         (0x1, _) => Some([0, 0, entry.ecx & !(1 << 27), entry.edx]),
         (0x7, 0) => Some([0, entry.ebx, entry.ecx, entry.edx]),
+        (0x7, 1) => Some([entry.eax, 0, 0, entry.edx]),
+        (0x7, 2) => Some([0, 0, 0, entry.edx & !MCDT_NO]),
+        (0xd, 0) => Some([entry.eax, 0, 0, entry.edx]),
+        (0xd, 1) => Some([entry.eax, 0, 0, 0]),
         (0x8000_0001, _) => Some([0, 0, entry.ecx, entry.edx]),
+        (0x8000_0008, _) => Some([0, entry.ebx & !(SSB_NO | BTC_NO), 0, 0]),
+        (0x8000_0021, _) => Some([entry.eax & USED_OF_21, 0, 0, 0]),
         _ => None,
     }
 }
 
-/// Finds a leaf of which this host's CPU lacks features of the primary's, and returns the missing
-/// bits.
+/// Finds a leaf of which this host's CPU lacks features of the primary's that the guest is shown, and
+/// returns the missing bits. Where the CPUs are `emulated` it is shown no leaf of XSAVE.
 pub(crate) fn lacks(
     here: &[kvm_cpuid_entry2],
     primary: &[kvm_cpuid_entry2],
+    emulated: bool,
 ) -> Option<(u32, [u32; 4])> {
-    primary.iter().find_map(|due| {
-        let wanted = features(due)?;
+    let shown = |due: &&kvm_cpuid_entry2| !emulated || due.function != 0xd;
+    primary.iter().filter(shown).find_map(|due| {
+        let mut due = *due;
+        cpuid::hide_one_kvm(std::slice::from_mut(&mut due));
+        let wanted = features(&due)?;
         let same = |one: &&kvm_cpuid_entry2| (one.function, one.index) == (due.function, due.index);
         let there = here
             .iter()
@@ -159,19 +174,49 @@ pub(crate) fn lacks(
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_host_whose_cpu_has_less_is_found() {
-        let entry = |function, ebx, ecx| kvm_cpuid_entry2 {
+    fn entry(function: u32, index: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 {
             function,
+            index,
+            eax,
             ebx,
             ecx,
+            edx,
             ..Default::default()
-        };
-        let primary = [entry(1, 7 << 24, 0b110), entry(7, 0b11, 0)];
+        }
+    }
+
+    #[test]
+    fn a_host_whose_cpu_has_less_is_found() {
+        let lacks = |here: &[_], primary: &[_]| lacks(here, primary, false);
+        let primary = [
+            entry(1, 0, [0, 7 << 24, 0b110, 0]),
+            entry(7, 0, [0, 0b101, 0, 0]),
+        ];
         assert_eq!(lacks(&primary, &primary), None);
-        let more = [entry(1, 9 << 24, 0b111), entry(7, 0b111, 1)];
+        let more = [
+            entry(1, 0, [0, 9 << 24, 0b111, 0]),
+            entry(7, 0, [0, 0b1101, 1, 0]),
+        ];
         assert_eq!(lacks(&more, &primary), None);
         assert_eq!(lacks(&primary, &more), Some((1, [0, 0, 1, 0])));
-        assert_eq!(lacks(&primary[..1], &primary), Some((7, [0, 0b11, 0, 0])));
+        assert_eq!(lacks(&primary[..1], &primary), Some((7, [0, 0b101, 0, 0])));
+        // AVX-VNNI, BHI_CTRL, XSAVEC, IBPB, and what is no feature of a CPU or is not shown.
+        for (function, index, bits, missing) in [
+            (0x7, 1, [1 << 4, 0, 0, 0], true),
+            (0x7, 2, [0, 0, 0, 1 << 4], true),
+            (0xd, 1, [1 << 1, 0, 0, 0], true),
+            (0x8000_0008, 0, [0, 1 << 12, 0, 0], true),
+            (0x8000_0008, 0, [0, 1 << 26, 0, 0], false),
+            (0x8000_0021, 0, [1 << 2, 0, 0, 0], false),
+            (0x7, 0, [0, 1 << 1, 1 << 7, 1 << 20], false),
+            (0x2, 0, [1, 1, 1, 1], false),
+        ] {
+            let found = lacks(&[], &[entry(function, index, bits)]);
+            let expected = missing.then_some((function, bits));
+            assert_eq!(found, expected, "{function:#x}, {index}");
+        }
+        let xsave = [entry(0xd, 0, [7, 0, 0, 0])];
+        assert_eq!(super::lacks(&[], &xsave, true), None);
     }
 }

@@ -221,6 +221,7 @@ fn a_node_without_a_valid_certificate_is_lost_before_a_silent_donor_is_asked() {
         address: vm.donor.address(),
         carrier: vm.carrier(),
         chain: fabric_identity::credentials::certificates(&path).expect("certificates"),
+        unreachable_since: None,
     };
     let alpha = "node/alpha".parse().expect("a holder");
     vm.authority().revoke_holder(&alpha).expect("revoked");
@@ -258,4 +259,35 @@ fn the_end_waits_for_one_silent_donor_and_not_for_all() {
     vm.connected.recv_timeout(LIMIT).expect("one is asked");
     drop(watch);
     assert_eq!(vm.counts(), [1, 0, 0]);
+}
+
+#[test]
+fn a_node_that_cannot_be_reached_when_its_certificate_expires_has_time_to_show_another() {
+    let vm = Vm::new(1);
+    let old = vm.at.path().join("old");
+    let holder = "node/alpha".parse().expect("a holder");
+    let issued = vm.authority().issue(&holder, Validity { days: 0 }, &old);
+    issued.expect("a certificate");
+    let path = old.join("cert.pem");
+    let chain = fabric_identity::credentials::certificates(&path).expect("certificates");
+    let nowhere = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let mut node = ShownBy {
+        place: 1,
+        address: nowhere.local_addr().expect("bound"),
+        carrier: vm.carrier(),
+        chain: chain.clone(),
+        unreachable_since: None,
+    };
+    drop(nowhere);
+    // Within a second.
+    while !node.has_expired() {
+        thread::sleep(Duration::from_millis(20));
+    }
+    node.check(&vm.credentials).expect("it has time");
+    node.unreachable_since = Instant::now().checked_sub(NODE_GRACE);
+    let why = node.check(&vm.credentials).expect_err("it is lost");
+    assert!(why.contains("cannot connect"), "{why}");
+    node.address = vm.donor.address();
+    node.check(&vm.credentials).expect("it shows another");
+    assert!(node.chain != chain && node.unreachable_since.is_none());
 }

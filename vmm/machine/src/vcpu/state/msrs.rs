@@ -13,17 +13,24 @@ const TSC: u32 = 0x10;
 
 /// Registers that do not move: the counter and its adjustment, which have an offset; KVM's clock and
 /// what it shares with a guest in memory, which guests on several nodes are not offered; those of
-/// Hyper-V; the capabilities of VMX, which no guest is offered; the deadline timer and the registers
-/// of local APICs, which are in user space.
-const STAY: [std::ops::RangeInclusive<u32>; 7] = [
+/// Hyper-V; the capabilities of performance counters and of VMX, which no guest is offered, and which
+/// are those of the host's CPU all the same; the deadline timer and the registers of local APICs,
+/// which are in user space.
+const STAY: [std::ops::RangeInclusive<u32>; 8] = [
     TSC..=0x12,
     0x3b..=0x3b,
+    0x345..=0x345,
     0x480..=0x491,
     0x6e0..=0x6e0,
     0x800..=0x8ff,
     0x4000_0000..=0x4000_01ff,
     0x4b56_4d00..=0x4b56_4dff,
 ];
+
+/// Whether a register is part of the state of a vCPU that moves.
+fn moves(index: u32) -> bool {
+    !STAY.iter().any(|range| range.contains(&index))
+}
 
 /// A model-specific register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +60,8 @@ impl MsrNames {
         let list = kvm
             .get_msr_index_list()
             .map_err(MachineError::kvm("list the model-specific registers"))?;
-        let moves = |index: &u32| !STAY.iter().any(|range| range.contains(index));
-        Ok(Self(
-            list.as_slice().iter().copied().filter(moves).collect(),
-        ))
+        let all = list.as_slice().iter().copied();
+        Ok(Self(all.filter(|index| moves(*index)).collect()))
     }
 
     /// Reads the registers of a vCPU, without those that it does not have.
@@ -97,12 +102,13 @@ fn read(fd: &VcpuFd, names: &[u32]) -> Result<Vec<Msr>, MachineError> {
     Ok(found)
 }
 
-/// Those of `wanted` that a vCPU does not have, or with another value.
+/// Those of `wanted` that move and that a vCPU does not have, or with another value.
 pub(super) fn differing(fd: &VcpuFd, wanted: &[Msr]) -> Result<Vec<Msr>, MachineError> {
     let names: Vec<u32> = wanted.iter().map(|msr| msr.index).collect();
     let found = read(fd, &names)?;
     let wanted = wanted.iter().copied();
-    Ok(wanted.filter(|msr| !found.contains(msr)).collect())
+    let differs = |msr: &Msr| moves(msr.index) && !found.contains(msr);
+    Ok(wanted.filter(differs).collect())
 }
 
 /// Returns the guest's time stamp counter.
@@ -115,4 +121,20 @@ pub(super) fn time_stamp(fd: &VcpuFd) -> Result<u64, MachineError> {
             action: "read the time stamp counter of a vCPU",
             source: std::io::ErrorKind::Unsupported.into(),
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_of_the_host_or_its_kvm_do_not_move() {
+        const PERF_CAPABILITIES: u32 = 0x345;
+        const EFER: u32 = 0xc000_0080;
+        const PAT: u32 = 0x277;
+        for stays in [TSC, PERF_CAPABILITIES, 0x486, 0x6e0, 0x802, 0x4000_0000] {
+            assert!(!moves(stays), "{stays:#x}");
+        }
+        assert!([EFER, PAT, 0x48].into_iter().all(moves));
+    }
 }
