@@ -1,6 +1,6 @@
 //! Status, counters and metrics of a node that lends memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fabric_identity::{Holder, ReloadError};
@@ -22,6 +22,9 @@ pub struct NodeState {
     pub donor: Arc<Donor>,
     /// Where its rules are.
     pub policy: Option<Arc<Policy>>,
+    /// Held while credentials and rules are read and replaced, so that none are replaced by those that
+    /// were read before.
+    pub reloading: Arc<Mutex<()>>,
 }
 
 /// Why credentials and rules were not replaced. What was in force before still is.
@@ -113,6 +116,10 @@ fn reload_route(state: &NodeState) -> Answer {
 /// Fails when the new ones cannot be used.
 pub fn reload(state: &NodeState) -> Result<Option<ReloadBody>, RereadError> {
     let donor = &state.donor;
+    let _alone = state
+        .reloading
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     // Before anything is replaced.
     let rules = state.policy.as_ref().map(|policy| policy.read());
     let reloaded = donor.reload(rules.transpose()?)?;

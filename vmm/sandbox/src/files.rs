@@ -97,7 +97,8 @@ pub(crate) fn restrict(sandbox: &Sandbox) -> Result<Option<Vec<PathFd>>, Ruleset
 struct Rules(Vec<(PathFd, BitFlags<AccessFs>)>);
 
 impl Rules {
-    /// What does not exist, or cannot be reached, is left out.
+    /// What does not exist, or cannot be reached, is left out; and so are pipes and sockets without a
+    /// name, of which Landlock restricts nothing, and refuses rules.
     fn add<P: AsRef<Path>>(
         &mut self,
         paths: impl IntoIterator<Item = P>,
@@ -106,7 +107,9 @@ impl Rules {
         for path in paths {
             let path = path.as_ref();
             let is_directory = path.is_dir();
-            if let Ok(opened) = PathFd::new(path) {
+            if let Ok(opened) = PathFd::new(path)
+                && !is_nameless(&opened)
+            {
                 let possible = if is_directory {
                     access
                 } else {
@@ -116,4 +119,15 @@ impl Rules {
             }
         }
     }
+}
+
+/// Whether a file is in a file system of the kernel's own, such as what `/dev/stdout` is in a pipeline.
+fn is_nameless(opened: &PathFd) -> bool {
+    // From linux/magic.h.
+    const PIPEFS_MAGIC: u64 = 0x5049_5045;
+    const SOCKFS_MAGIC: u64 = 0x534f_434b;
+    rustix::fs::fstatfs(opened).is_ok_and(|found| {
+        let kind = u64::try_from(found.f_type);
+        kind.is_ok_and(|kind| [PIPEFS_MAGIC, SOCKFS_MAGIC].contains(&kind))
+    })
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -39,13 +40,15 @@ fn place() -> tempfile::TempDir {
     place
 }
 
-/// Enters the sandbox of all cases: `read` may be read, `write` written, and `new/` has new files.
-fn enter(place: &Path) -> Restricted {
+/// Enters the sandbox of all cases: `read` may be read, `write` and `pipe` written, and `new/` has new
+/// files.
+fn enter(place: &Path, pipe: &Path) -> Restricted {
     let mut sandbox = Sandbox::default();
     sandbox.read(place.join("read"));
     sandbox.read(place.join("absent"));
     sandbox.write(place.join("write"));
     sandbox.create(place.join("new/file"));
+    sandbox.create(pipe);
     sandbox.enter().expect("the kernel has seccomp")
 }
 
@@ -60,9 +63,16 @@ fn in_its_process() {
         return;
     };
     let place = PathBuf::from(place);
-    let restricted = enter(&place);
+    // What `/dev/stdout` is in a pipeline.
+    let (_reader, writer) = std::io::pipe().expect("a pipe");
+    let pipe = PathBuf::from(format!("/proc/self/fd/{}", writer.as_raw_fd()));
+    let restricted = enter(&place, &pipe);
     match case.to_str() {
-        Some("files") if restricted.files() => files(&place),
+        Some("files") if restricted.files() => {
+            files(&place);
+            let opened = fs::File::options().write(true).open(pipe);
+            opened.expect("a pipe without a name");
+        }
         Some("files") => std::process::exit(NO_LANDLOCK),
         Some("work") => work(),
         Some("program") => {

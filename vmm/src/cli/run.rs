@@ -21,7 +21,7 @@ use ssi_hv::config::{
 };
 use ssi_hv::machine::Irqchip;
 use ssi_hv::size::ByteSize;
-use toml::Table;
+use toml::{Table, Value};
 
 use super::words;
 
@@ -399,8 +399,11 @@ impl RunArgs {
         for arg in Self::augment_args(Command::new("run")).get_arguments() {
             let source = matches.value_source(arg.get_id().as_str());
             let key = arg.get_long().unwrap_or_default();
-            if let (Some(ValueSource::CommandLine), Some(value)) = (source, values.get(key)) {
-                given.insert(key.to_owned(), value.clone());
+            // An empty text has no value in the table, and replaces that of the file all the same.
+            let empty = || (key == "cmdline").then(|| Value::String(String::new()));
+            let value = values.get(key).cloned().or_else(empty);
+            if let (Some(ValueSource::CommandLine), Some(value)) = (source, value) {
+                given.insert(key.to_owned(), value);
             }
         }
         let mut settings = RunSettings::read(&path, given)?;

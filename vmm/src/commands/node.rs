@@ -97,6 +97,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         started: Instant::now(),
         donor: Arc::clone(&donor),
         policy,
+        reloading: Arc::default(),
     };
     let metrics = metrics::serve(
         config.metrics,

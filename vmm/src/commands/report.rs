@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow, ensure};
@@ -20,7 +21,7 @@ pub fn report(config: &ReportConfig) -> Result<ExitCode, Failure> {
     let html = read(&config.file).map_err(|error| Failure::new(ExitCode::Usage, error))?;
     match config.page() {
         None => print(&html)?,
-        Some(path) if path == config.file => {
+        Some(path) if are_same(&path, &config.file) => {
             let error = anyhow!(
                 "the page would replace the report {}; name another file with -o",
                 path.display()
@@ -38,6 +39,16 @@ pub fn report(config: &ReportConfig) -> Result<ExitCode, Failure> {
         }
     }
     Ok(ExitCode::Success)
+}
+
+/// Whether two names are those of one file.
+fn are_same(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| {
+        let found = path.metadata().ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    let (one, other) = (file(one), file(other));
+    one.is_some() && one == other
 }
 
 /// Reads the file and returns its page.

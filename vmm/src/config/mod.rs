@@ -26,6 +26,7 @@ pub mod rate;
 pub mod rdma;
 mod redundancy;
 mod redundancy_error;
+pub mod resolver;
 mod run;
 mod sealing;
 mod settings;

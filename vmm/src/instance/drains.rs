@@ -203,18 +203,19 @@ impl VmDrains {
         result.recv_timeout(PREPARE_TIME_MAX).unwrap_or(Ok(()))
     }
 
-    /// Begins to drain a donor that fails again and again, onto the others, and waits until its
-    /// memory moves.
+    /// Begins to drain a donor that fails again and again, and waits until its memory moves.
     pub fn attempt(&self, node: NodeId) -> Attempt {
-        {
-            let mut state = self.lock();
-            if state.ended || state.preparing.is_some() {
-                return Attempt::Later;
-            }
-            state.preparing = Some(node);
+        let mut state = self.lock();
+        if state.ended || state.preparing.is_some() {
+            return Attempt::Later;
         }
+        state.preparing = Some(node);
+        drop(state);
         let begun = self.drains.drain(node, &[]);
-        self.lock().preparing = None;
+        let mut state = self.lock();
+        state.preparing = None;
+        state.error.take_if(|_of_earlier| begun.is_ok());
+        drop(state);
         if begun.is_ok() {
             self.changes.notify();
         }

@@ -1,6 +1,7 @@
 //! The routes of added memory: `GET` and `PUT /v1/hotplug`.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use devices::virtio::MEM_BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, Redundancy};
@@ -9,12 +10,16 @@ use ssi_hv_sandbox::Privileges;
 use super::hotplug::{HotplugMemory, refusal};
 use super::vm::{BootedVm, Instance};
 use crate::config::address::Donor;
-use crate::config::{Protection, RunConfig, resolved_donor};
+use crate::config::resolver::resolved_until;
+use crate::config::{Protection, RunConfig};
 use crate::control_socket::changes::{NextChange, Seen};
 use crate::control_socket::protocol::{HotplugTarget, Refusal, RefusalCode};
 use crate::control_socket::route::{Answer, answer};
 use crate::host;
 use crate::size::ByteSize;
+
+/// How long the names of all donors of a request may take to resolve: changes of the VM wait meanwhile.
+pub const RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Returns how much can be added, was requested, and is plugged.
 pub fn look(instance: &Instance) -> Answer {
@@ -49,7 +54,8 @@ pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
         ))
     })?;
     let donor = target.donor.as_deref();
-    let donor = donor.map(|text| donor_address(&instance.config, text));
+    let until = Instant::now() + RESOLVE_TIME_MAX;
+    let donor = donor.map(|text| donor_address(&instance.config, text, until));
     let donor = donor.transpose()?;
     let booted = instance.booted()?;
     let memory = memory_of(&booted)?;
@@ -75,8 +81,13 @@ pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
     answer(202, &memory.body())
 }
 
-/// Returns the address of a donor that is to join, and its name in messages.
-pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, String), Refusal> {
+/// Returns the address of a donor that is to join, and its name in messages. Its name is resolved
+/// `until` then.
+pub fn donor_address(
+    config: &RunConfig,
+    text: &str,
+    until: Instant,
+) -> Result<(DonorAddress, String), Refusal> {
     let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
     let donor: Donor = text
         .parse()
@@ -85,11 +96,15 @@ pub fn donor_address(config: &RunConfig, text: &str) -> Result<(DonorAddress, St
         let text = "a donor that joins is asked for what is missing; omit memory=";
         return Err(malformed(text.to_owned()));
     }
-    joining_donor(config, &donor)
+    joining_donor(config, &donor, until)
 }
 
 /// The same for one that may be named with what it lends.
-pub fn joining_donor(config: &RunConfig, donor: &Donor) -> Result<(DonorAddress, String), Refusal> {
+pub fn joining_donor(
+    config: &RunConfig,
+    donor: &Donor,
+    until: Instant,
+) -> Result<(DonorAddress, String), Refusal> {
     let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
     if let Some(zone) = donor
         .zone
@@ -102,11 +117,8 @@ pub fn joining_donor(config: &RunConfig, donor: &Donor) -> Result<(DonorAddress,
         )));
     }
     check_still_possible(config, donor)?;
-    let resolved = resolved_donor(
-        donor,
-        config.transport,
-        Protection::of(config.credentials.is_some(), config.insecure),
-    );
+    let protection = Protection::of(config.credentials.is_some(), config.insecure);
+    let resolved = resolved_until(donor, config.transport, protection, until);
     let resolved = resolved.map_err(|error| malformed(one_line(&error)))?;
     let address = DonorAddress {
         address: resolved.address,

@@ -356,6 +356,9 @@ impl Run<'_> {
             // Before what follows from it: pages of that node do not come any more.
             supervisor.donor_lost(describe_error(error));
         }
+        if outcome.is_ok() {
+            supervisor.guest_ended();
+        }
         if let Some(hotplug) = &booted.hotplug {
             hotplug.end();
         }

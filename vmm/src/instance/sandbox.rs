@@ -3,7 +3,7 @@
 //! Files are restricted first, before any other thread exists. System calls are too, unless the user
 //! is changed: that is done when all is open, and needs calls that are forbidden afterwards.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use memory_fabric::guest_memory::keep_huge_bytes;
@@ -16,6 +16,7 @@ use super::run_error::RunError;
 use crate::config::RunConfig;
 use crate::control_socket::directory::{Directory, all_paths};
 use crate::host;
+use crate::report::ReportFile;
 
 /// What is in force for this process.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ impl Confinement<'_> {
     /// Whether the user can create what is created later: at the end of a run it is too late.
     fn check_directories(&self, privileges: &Privileges) -> Result<(), RunError> {
         for (flag, path) in created(self.config) {
-            let now = host::path_now(path);
+            let now = host::path_now(&path);
             // A device or a pipe is written, not replaced.
             let is_written = flag == "--report" && now.exists() && !now.is_file();
             let (place, rights) = match now.parent() {
@@ -103,7 +104,7 @@ impl Confinement<'_> {
             };
             access(place, rights).map_err(|error| RunError::NotForUser {
                 flag,
-                path: path.to_owned(),
+                path,
                 user: privileges.user().name().to_owned(),
                 source: error.into(),
             })?;
@@ -113,18 +114,17 @@ impl Confinement<'_> {
 }
 
 /// The files and sockets that are created, replaced or removed later, with their flags.
-fn created(config: &RunConfig) -> impl Iterator<Item = (&'static str, &Path)> {
+fn created(config: &RunConfig) -> impl Iterator<Item = (&'static str, PathBuf)> {
+    let report = config.report.as_deref().map(ReportFile::place);
+    let vsock = config.vsock.as_ref().map(|vsock| vsock.path.clone());
     let files = [
-        ("--hvc", config.hvc.as_ref()),
-        ("--record-working-set", config.record_working_set.as_ref()),
-        ("--report", config.report.as_ref()),
-        (
-            "--vsock path=",
-            config.vsock.as_ref().map(|vsock| &vsock.path),
-        ),
+        ("--hvc", config.hvc.clone()),
+        ("--record-working-set", config.record_working_set.clone()),
+        ("--report", report),
+        ("--vsock path=", vsock),
     ];
     let given = files.into_iter();
-    given.filter_map(|(flag, path)| Some((flag, path?.as_path())))
+    given.filter_map(|(flag, path)| Some((flag, path?)))
 }
 
 fn sandbox(config: &RunConfig) -> Sandbox {
@@ -146,7 +146,7 @@ fn sandbox(config: &RunConfig) -> Sandbox {
         }
     }
     // Each is replaced as a whole, or is a socket. That of the console is opened at the start.
-    let console = config.console.iter().map(AsRef::as_ref);
+    let console = config.console.iter().cloned();
     created(config)
         .map(|(_, path)| path)
         .chain(console)

@@ -1,15 +1,18 @@
 //! Supervises a run: signals, donors that disconnect and return, failures of the pager. Stops the
 //! machine in order, or ends the process when that takes too long.
 
+mod ends;
+
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use memory_fabric::NodeId;
 use memory_fabric::fabric::{FabricEvent, FabricObserver, LostMemory};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::PAGE_SHIFT;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use super::errors::Errors;
@@ -17,12 +20,9 @@ use super::{drains, rebalance};
 use crate::config::RunConfig;
 use crate::control_socket::changes::Changes;
 use crate::exit::ExitCode;
-use crate::failure::describe;
 use crate::forced_end::{self, FORCED_END_TIME_MAX};
-use crate::host;
-use crate::logging;
 use crate::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
-use crate::report::{Report, ReportFile};
+use crate::report::ReportFile;
 use crate::size::ByteSize;
 use crate::status::VmState;
 
@@ -54,6 +54,10 @@ pub struct End {
 struct State {
     machine: Option<MachineHandle>,
     end: Option<End>,
+    /// The guest has ended by itself; what fails from then on does not change how.
+    guest_ended: bool,
+    /// The first failure since then.
+    after_guest: Option<End>,
     finished: bool,
     errors: Errors,
     /// Number of donors that are unreachable.
@@ -155,6 +159,9 @@ impl Supervisor {
                 .name("timeout".into())
                 .spawn(move || supervisor.end_after(limit))?;
         }
+        // By default a write beyond a limit of file sizes ends the process; now it is an error of the
+        // disk, console or report that is written.
+        flag::register(SIGXFSZ, Arc::default())?;
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let of_signals = Arc::clone(&supervisor);
         std::thread::Builder::new()
@@ -200,15 +207,6 @@ impl Supervisor {
         }
         state.machine = Some(machine);
         true
-    }
-
-    /// Prepares for another boot after the machine and its donors' links were released. Returns
-    /// false when the run is to end instead.
-    pub fn prepare_restart(&self) -> bool {
-        let mut state = self.lock();
-        state.machine = None;
-        state.away = 0;
-        state.end.is_none()
     }
 
     /// Returns the current state of the run.
@@ -269,15 +267,6 @@ impl Supervisor {
             code: ExitCode::Terminated,
             error: None,
         });
-    }
-
-    /// Records the end of the run. Returns the reason if it was requested, and the errors so far.
-    pub fn finish(&self) -> (Option<End>, Vec<String>) {
-        let mut state = self.lock();
-        state.finished = true;
-        self.changed.notify_all();
-        let errors = std::mem::take(&mut state.errors);
-        (state.end.clone(), errors.lines())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -388,112 +377,5 @@ impl Supervisor {
     pub fn note(&self, error: String) {
         tracing::warn!("{error}");
         self.lock().errors.push(error);
-    }
-
-    /// Ends the run, unless it is already ending.
-    fn end(&self, end: End) {
-        let mut state = self.lock();
-        if state.end.is_some() || state.finished {
-            return;
-        }
-        state.end = Some(end);
-        if let Some(machine) = &state.machine {
-            machine.stop();
-        }
-        self.changed.notify_all();
-    }
-
-    /// Ends the run after `--timeout`.
-    fn end_after(&self, limit: Duration) {
-        let over = |state: &mut State| state.end.is_none() && !state.finished;
-        let (state, waited) = self
-            .changed
-            .wait_timeout_while(self.lock(), limit, over)
-            .unwrap_or_else(PoisonError::into_inner);
-        drop(state);
-        if waited.timed_out() {
-            self.end(End {
-                code: ExitCode::TimedOut,
-                error: Some(format!(
-                    "the guest has not ended within --timeout {}; it was stopped",
-                    limit.as_secs()
-                )),
-            });
-        }
-    }
-
-    /// Waits up to `limit` for the run to finish, and longer while a disk is busy; returns `None`
-    /// when it has.
-    fn late<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        limit: Duration,
-    ) -> Option<MutexGuard<'a, State>> {
-        let last = Instant::now() + limit + DISK_TIME_MAX;
-        loop {
-            let left = limit.min(last.saturating_duration_since(Instant::now()));
-            state = self
-                .changed
-                .wait_timeout_while(state, left, |state| !state.finished)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-            if state.finished {
-                return None;
-            }
-            let at_work = state
-                .machine
-                .as_ref()
-                .is_some_and(MachineHandle::devices_at_work);
-            if !at_work || Instant::now() >= last {
-                return Some(state);
-            }
-        }
-    }
-
-    /// Ends the process when the run does not end: a thread that waits for a page of a lost donor
-    /// waits forever.
-    fn watch_end(&self) {
-        let state = self.lock();
-        let state = self
-            .changed
-            .wait_while(state, |state| state.end.is_none() && !state.finished)
-            .unwrap_or_else(PoisonError::into_inner);
-        if state.finished {
-            return;
-        }
-        // A machine that does not run yet ends before its start, if nothing blocks it.
-        let limit = if state.machine.is_some() {
-            END_TIME_MAX
-        } else {
-            START_END_TIME_MAX
-        };
-        let Some(state) = self.late(state, limit) else {
-            return;
-        };
-        let Some(end) = state.end.clone() else { return };
-        let mut errors = state.errors.clone().lines();
-        // Unlocked, so that signals are still handled.
-        drop(state);
-        let code = if self.exec {
-            end.code.with_exec()
-        } else {
-            end.code
-        };
-        let report = self.report.clone();
-        forced_end::after_last(code, move || {
-            if let Some(report) = report {
-                let mut text = Report::new(host::detect());
-                errors.extend(end.error.clone());
-                text.errors = errors;
-                text.outcome = end.code.name().to_owned();
-                text.exit_code = code.code();
-                if let Err(error) = report.write(&text) {
-                    logging::report_failure(code, &describe(&error));
-                }
-            }
-            if let Some(error) = &end.error {
-                logging::report_failure(code, error);
-            }
-        })
     }
 }

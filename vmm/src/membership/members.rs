@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
 use fabric_host::lock;
 use fabric_identity::Name;
 use memory_fabric::BLOCK_BYTES;
@@ -22,6 +21,7 @@ use super::rests::Rests;
 use super::spares::{Distrusted, Known, Remembered};
 use crate::config::address::{Donor, HostPort};
 use crate::config::membership::MembershipError;
+use crate::config::resolver::{ResolveError, resolved_until};
 use crate::config::{Protection, ResolvedDonor, RunSettings, ValidationError, resolved_donor};
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
@@ -234,17 +234,11 @@ impl Members {
         if donor.address.is_numeric() || self.watch.get().is_none() {
             return self.resolved(donor).map_err(|error| describe(&error));
         }
-        let (transport, protection) = (self.settings.transport, self.protection());
-        let (sender, resolved) = bounded(1);
-        let donor = donor.clone();
-        let resolve = move || {
-            // Nobody waits after the deadline.
-            let _ = sender.send(resolved_donor(&donor, transport, protection));
-        };
-        let thread = std::thread::Builder::new().name("resolver".into());
-        thread.spawn(resolve).map_err(|error| error.to_string())?;
-        let resolved = resolved.recv_deadline(until).map_err(|_| not_resolved())?;
-        resolved.map_err(|error| describe(&error))
+        let resolved = resolved_until(donor, self.settings.transport, self.protection(), until);
+        resolved.map_err(|error| match error {
+            ResolveError::Late { .. } => not_resolved(),
+            error => describe(&error),
+        })
     }
 
     const fn protection(&self) -> Protection {

@@ -78,6 +78,16 @@ impl ReportFile {
         })
     }
 
+    /// Returns the file that is written, or replaced: what a symbolic link is to, also that of a
+    /// redirected standard stream.
+    #[must_use]
+    pub fn place(path: &Path) -> PathBuf {
+        match target_of(path) {
+            Ok(Target::Replace { file, .. }) => file,
+            Ok(Target::Direct(_)) | Err(_) => path.into(),
+        }
+    }
+
     /// Writes a report, or any other serializable data.
     ///
     /// # Errors

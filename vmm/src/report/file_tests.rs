@@ -107,3 +107,26 @@ fn a_symbolic_link_stays_one() {
     assert!(link.is_symlink());
     assert!(fs::metadata(&real).expect("the report").len() > 0);
 }
+
+#[test]
+fn the_place_of_a_link_is_what_it_is_to() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (link, target) = ["link.json", "there/report.json"]
+        .map(|name| directory.path().join(name))
+        .into();
+    fs::create_dir(directory.path().join("there")).expect("created");
+    std::os::unix::fs::symlink(&target, &link).expect("created");
+    // One that would be created is where it is named.
+    assert_eq!(ReportFile::place(&link), link);
+    fs::write(&target, "old").expect("written");
+    let file = ReportFile::prepare(&link).expect("is writable");
+    let place = ReportFile::place(&link);
+    assert_eq!(place, fs::canonicalize(&target).expect("it exists"));
+    file.write(&Report::default()).expect("is written");
+    assert!(fs::symlink_metadata(&link).expect("is there").is_symlink());
+    assert_eq!(files_in(&directory.path().join("there")), ["report.json"]);
+    assert_eq!(
+        ReportFile::place(Path::new("/dev/null")),
+        Path::new("/dev/null")
+    );
+}

@@ -95,9 +95,16 @@ fn what_is_no_report_is_one_line_that_says_so() {
     let output = ssi_hv(&["report", name(&json), "-o", "/no/such/page.html"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("cannot write /no/such/page.html; name"));
-    let output = ssi_hv(&["report", name(&json), "-o", name(&json)]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("would replace the report"));
+    let spelled = directory.path().join("./good.json");
+    let link = directory.path().join("page.html");
+    std::os::unix::fs::symlink(&json, &link).expect("is linked");
+    for page in [&json, &spelled, &link] {
+        let output = ssi_hv(&["report", name(&json), "-o", name(page)]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("would replace the report"));
+    }
+    let kept = fs::read(&json).expect("is read");
+    assert_eq!(kept, serde_json::to_vec(&report).expect("is JSON"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use ssi_hv::exit::ExitCode;
 
-use super::{KERNEL, output, refused, text};
+use super::{KERNEL, output, printed_config, refused, text};
 
 #[test]
 fn a_run_that_fails_before_it_boots_leaves_a_report_in_place_of_an_older_one() {
@@ -191,4 +191,16 @@ fn donors_that_are_not_asked_for_anything_are_warned_of() {
     let said = of(&donor);
     assert!(said.contains("none of the 1 donor(s) is used"), "{said}");
     assert!(!of(&[]).contains("donor"));
+}
+
+#[test]
+fn an_empty_flag_overrides_the_file_as_well() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = "kernel = \"vmlinux\"\ncmdline = \"quiet\"\n";
+    let has_those_of_the_file = |flags: &[&str]| {
+        let printed = printed_config(directory.path(), file, flags);
+        printed.contains("cmdline = \"quiet\"")
+    };
+    assert!(has_those_of_the_file(&[]));
+    assert!(!has_those_of_the_file(&["--cmdline", ""]));
 }

@@ -1,0 +1,160 @@
+//! How a run ends, and that it does in time.
+
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{END_TIME_MAX, End, START_END_TIME_MAX, State, Supervisor};
+use crate::exit::ExitCode;
+use crate::failure::describe;
+use crate::machine::{DISK_TIME_MAX, MachineHandle};
+use crate::report::Report;
+use crate::{forced_end, host, logging};
+
+impl Supervisor {
+    /// Ends the run, unless it is already ending, or its guest has ended.
+    pub(super) fn end(&self, end: End) {
+        let mut state = self.lock();
+        if state.end.is_some() || state.finished {
+            return;
+        }
+        if state.guest_ended && end.error.is_some() {
+            state.after_guest.get_or_insert(end);
+            return;
+        }
+        state.end = Some(end);
+        if let Some(machine) = &state.machine {
+            machine.stop();
+        }
+        self.changed.notify_all();
+    }
+
+    /// The guest has ended by itself.
+    pub fn guest_ended(&self) {
+        self.lock().guest_ended = true;
+    }
+
+    /// Prepares for another boot after the machine and its donors' links were released. Returns
+    /// false when the run is to end instead.
+    pub fn prepare_restart(&self) -> bool {
+        let mut state = self.lock();
+        state.machine = None;
+        state.away = 0;
+        state.guest_ended = false;
+        match state.after_guest.take() {
+            // The limit is one of all boots.
+            Some(end) if end.code == ExitCode::TimedOut => {
+                state.end = state.end.take().or(Some(end))
+            }
+            Some(End { error, .. }) => error.into_iter().for_each(|error| state.errors.push(error)),
+            None => {}
+        }
+        state.end.is_none()
+    }
+
+    /// Records the end of the run. Returns the reason if it was requested, and the errors so far.
+    pub fn finish(&self) -> (Option<End>, Vec<String>) {
+        let mut state = self.lock();
+        state.finished = true;
+        self.changed.notify_all();
+        let after = state.after_guest.take();
+        let after = after.filter(|end| end.code != ExitCode::TimedOut);
+        let after = after.and_then(|end| end.error);
+        after.into_iter().for_each(|error| state.errors.push(error));
+        let errors = std::mem::take(&mut state.errors);
+        (state.end.clone(), errors.lines())
+    }
+
+    /// Ends the run after `--timeout`.
+    pub(super) fn end_after(&self, limit: Duration) {
+        let over = |state: &mut State| state.end.is_none() && !state.finished;
+        let (state, waited) = self
+            .changed
+            .wait_timeout_while(self.lock(), limit, over)
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(state);
+        if waited.timed_out() {
+            self.end(End {
+                code: ExitCode::TimedOut,
+                error: Some(format!(
+                    "the guest has not ended within --timeout {}; it was stopped",
+                    limit.as_secs()
+                )),
+            });
+        }
+    }
+
+    /// Waits up to `limit` for the run to finish, and longer while a disk is busy; returns `None`
+    /// when it has.
+    fn late<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        limit: Duration,
+    ) -> Option<MutexGuard<'a, State>> {
+        let last = Instant::now() + limit + DISK_TIME_MAX;
+        loop {
+            let left = limit.min(last.saturating_duration_since(Instant::now()));
+            state = self
+                .changed
+                .wait_timeout_while(state, left, |state| !state.finished)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            if state.finished {
+                return None;
+            }
+            let at_work = state
+                .machine
+                .as_ref()
+                .is_some_and(MachineHandle::devices_at_work);
+            if !at_work || Instant::now() >= last {
+                return Some(state);
+            }
+        }
+    }
+
+    /// Ends the process when the run does not end: a thread that waits for a page of a lost donor
+    /// waits forever.
+    pub(super) fn watch_end(&self) {
+        let state = self.lock();
+        let state = self
+            .changed
+            .wait_while(state, |state| state.end.is_none() && !state.finished)
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.finished {
+            return;
+        }
+        // A machine that does not run yet ends before its start, if nothing blocks it.
+        let limit = if state.machine.is_some() {
+            END_TIME_MAX
+        } else {
+            START_END_TIME_MAX
+        };
+        let Some(state) = self.late(state, limit) else {
+            return;
+        };
+        let Some(end) = state.end.clone() else { return };
+        let mut errors = state.errors.clone().lines();
+        // Unlocked, so that signals are still handled.
+        drop(state);
+        let code = if self.exec {
+            end.code.with_exec()
+        } else {
+            end.code
+        };
+        let report = self.report.clone();
+        forced_end::after_last(code, move || {
+            if let Some(report) = report {
+                let mut text = Report::new(host::detect());
+                errors.extend(end.error.clone());
+                text.errors = errors;
+                text.outcome = end.code.name().to_owned();
+                text.exit_code = code.code();
+                if let Err(error) = report.write(&text) {
+                    logging::report_failure(code, &describe(&error));
+                }
+            }
+            if let Some(error) = &end.error {
+                logging::report_failure(code, error);
+            }
+        })
+    }
+}
