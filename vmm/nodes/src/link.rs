@@ -118,7 +118,8 @@ impl Link {
         let _ = self.barrier.set(barrier);
     }
 
-    fn wait_for_barrier(&self) {
+    /// Waits until the peer sees what vCPUs of this node have stored.
+    pub fn wait_for_barrier(&self) {
         if let Some(barrier) = self.barrier.get() {
             barrier.wait();
         }
@@ -208,13 +209,13 @@ impl Link {
     }
 
     /// Sends an event to vCPUs of the peer, with one system call. While the peer does not read, events
-    /// are merged as its local APICs would merge them.
+    /// are merged as its local APICs would merge them. The caller has
+    /// [waited](Self::wait_for_barrier) for what vCPUs stored before.
     pub fn post(&self, cpus: impl Iterator<Item = u8>, event: Event) {
         let mut cpus = cpus.peekable();
         if cpus.peek().is_none() {
             return;
         }
-        self.wait_for_barrier();
         let mut queue = self.lock();
         if !queue.bytes.is_empty() {
             let waiting = cpus.filter(|cpu| self.inboxes[usize::from(*cpu)].post(event));

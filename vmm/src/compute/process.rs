@@ -107,6 +107,7 @@ fn run() -> Result<()> {
         me,
         vm,
         secret,
+        cpus,
         merge_tables,
         in_order,
         ..
@@ -163,6 +164,7 @@ fn run() -> Result<()> {
         reporter,
         nodes: joined.nodes,
         primary: 0,
+        cpus_max: cpus,
         pinning: Vec::new(),
         tsc_difference: clock.ticks,
         counter: HostCounter::default(),

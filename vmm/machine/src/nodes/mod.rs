@@ -108,6 +108,8 @@ pub(crate) struct Nodes {
     links: Vec<Arc<Link>>,
     observer: Option<Arc<dyn Observer>>,
     halts: Option<Arc<dyn HaltObserver>>,
+    /// Most vCPUs that this node runs, apart from those that leave.
+    cpus_max: u8,
     /// The link to the primary, unless this is it.
     primary: Option<Arc<Link>>,
     /// On the primary: the vCPUs that move.
@@ -129,6 +131,7 @@ impl Nodes {
             links,
             observer,
             halts: None,
+            cpus_max: u8::MAX,
             primary,
             moves: Moves::default(),
         }
@@ -155,6 +158,13 @@ impl Nodes {
     pub fn owners(&self) -> Vec<NodeNumber> {
         let places = self.places();
         places.iter().map(|place| place.owner(self.me)).collect()
+    }
+
+    /// How many vCPUs are on this node, or come here.
+    fn here(&self) -> usize {
+        let places = self.places();
+        let owners = places.iter().map(|place| place.owner(self.me));
+        owners.filter(|owner| *owner == self.me).count()
     }
 
     /// How many vCPUs the machine has, on all nodes.
@@ -186,7 +196,18 @@ impl Nodes {
         event: Event,
         here: impl FnMut(usize),
     ) {
-        let places = self.places();
+        let mut places = self.places();
+        let is_elsewhere = |cpu: usize| {
+            let place = places.get(cpu);
+            place.is_some_and(|place| place.owner(self.me) != self.me)
+        };
+        if cpus.clone().any(is_elsewhere) {
+            // Without the lock: it may take as long as memory is out of reach, and who learns that a
+            // vCPU moves would wait, with all that come after.
+            drop(places);
+            self.wait_for_stores();
+            places = self.places();
+        }
         let of = |node: NodeNumber| {
             let owner = |cpu: &usize| places.get(*cpu).map(|place| place.owner(self.me));
             cpus.clone().filter(move |cpu| owner(cpu) == Some(node))
@@ -195,6 +216,14 @@ impl Nodes {
         for link in &self.links {
             let theirs = of(link.peer()).filter_map(|cpu| u8::try_from(cpu).ok());
             link.post(theirs, event);
+        }
+    }
+
+    /// Waits until other nodes see what vCPUs of this one have stored.
+    fn wait_for_stores(&self) {
+        // That of all links is the same.
+        if let Some(link) = self.links.first() {
+            link.wait_for_barrier();
         }
     }
 
@@ -254,6 +283,10 @@ impl Nodes {
         if to != self.me && self.link(to).is_none() {
             return Err(Refused::NoNode(to));
         }
+        // Those that leave may not have been ordered to yet, as far as this node knows.
+        if to == self.me && self.here() >= 2 * usize::from(self.cpus_max) {
+            return Err(Refused::NoneLent(self.cpus_max));
+        }
         let changed = self.change(cpu, |place| place.notified(self.me, from, to));
         changed
             .ok_or(Refused::NoCpu(cpu))?
@@ -280,6 +313,8 @@ impl Nodes {
 enum Refused {
     #[error("there is no vCPU {0}")]
     NoCpu(u8),
+    #[error("this node lends {0} CPUs, and has twice as many vCPUs")]
+    NoneLent(u8),
     #[error("there is no node {0}")]
     NoNode(NodeNumber),
     #[error(transparent)]
@@ -378,5 +413,66 @@ impl Nodes {
             Some(owner) => wrong(format!("there is no connection to node {owner}")),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Says that a thread waits, and holds it.
+    #[derive(Debug)]
+    struct Held(Sender<()>, Mutex<Receiver<()>>);
+
+    impl Barrier for Held {
+        fn wait(&self) {
+            self.0.send(()).expect("the test waits");
+            let held = self.1.lock().expect("one waits");
+            held.recv().expect("it is released");
+        }
+    }
+
+    #[test]
+    fn who_learns_that_a_vcpu_moves_does_not_wait_for_stores_of_others() {
+        let ((waits, waiting), (release, held)) = (channel(), channel());
+        let (stream, _other) = UnixStream::pair().expect("sockets");
+        let config = LinkConfig {
+            vm: [0; 16],
+            me: 1,
+            peer: 0,
+            silence_max: Duration::from_secs(10),
+        };
+        let (link, _receiver) = Link::new(config, Box::new(stream)).expect("a link");
+        link.set_barrier(Arc::new(Held(waits, Mutex::new(held))));
+        let nodes = &Nodes::new(1, &[0, 0, 1], vec![link], None, None);
+        std::thread::scope(|scope| {
+            let here = |cpu| assert_eq!(cpu, 2);
+            // One that is here needs no wait.
+            nodes.post([2].into_iter(), Event::Nmi, here);
+            scope.spawn(move || nodes.post([0, 2].into_iter(), Event::Nmi, here));
+            waiting.recv().expect("it waits");
+            nodes.notified(1, 0, 1).expect("it comes");
+            release.send(()).expect("it waits");
+        });
+    }
+
+    #[test]
+    fn no_more_vcpus_come_than_a_node_lends_cpus_and_as_many_while_some_leave() {
+        let nodes = Nodes {
+            cpus_max: 1,
+            ..Nodes::new(1, &[0; 4], Vec::new(), None, None)
+        };
+        for cpu in 0..2 {
+            nodes.notified(cpu, 0, 1).expect("lent");
+        }
+        let refused = nodes.notified(2, 0, 1).expect_err("none is lent");
+        assert!(refused.to_string().contains("lends 1 CPUs"), "{refused}");
+        assert_eq!(nodes.here(), 2);
+        let nodes = Nodes::new(1, &[0; 4], Vec::new(), None, None);
+        assert!((0..4).all(|cpu| nodes.notified(cpu, 0, 1).is_ok()));
     }
 }

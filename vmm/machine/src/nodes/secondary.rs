@@ -45,6 +45,8 @@ pub struct SecondaryConfig {
     pub nodes: NodesConfig,
     /// The primary.
     pub primary: NodeNumber,
+    /// Most vCPUs of the machine that this node runs; twice as many while some change places.
+    pub cpus_max: u8,
     /// CPUs of the host, one per vCPU of the machine in order: its thread is pinned there.
     pub pinning: Vec<u32>,
     /// What to add to this host's time stamp counter to get that of the primary's host: 0 on the
@@ -189,9 +191,15 @@ impl Built {
         let primary = Some(Arc::clone(&secondary.primary));
         let nodes = Arc::new(Nodes {
             halts: config.nodes.halts.clone(),
+            cpus_max: config.cpus_max,
             ..Nodes::new(config.nodes.me, &start.owners, links, primary, None)
         });
         nodes.check(cpus)?;
+        let (here, most) = (nodes.here(), usize::from(config.cpus_max));
+        if here > most {
+            let reason = format!("{here} vCPUs are to run on this node, and it lends {most} CPUs");
+            return Err(MachineError::Nodes { reason });
+        }
         paging::check()?;
         let kvm = kvm::open_kvm()?;
         let here = kvm

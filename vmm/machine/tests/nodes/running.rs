@@ -130,6 +130,7 @@ impl Running {
         let config = SecondaryConfig {
             nodes: nodes_config(1, 0, &[], there, &nodes[1]),
             primary: 0,
+            cpus_max: u8::MAX,
             pinning: Vec::new(),
             tsc_difference: 0,
             counter: of_node(memory_of(&nodes[1])),
