@@ -218,6 +218,10 @@ impl Run<'_> {
             if !self.supervisor.prepare_restart() {
                 return Ok(code);
             }
+            if let Some(why) = sandbox::forbids_boot(self.config) {
+                self.supervisor.note(why);
+                return Ok(code);
+            }
             begun = Instant::now();
             report.boot.restarts = self.instance.restart();
             tracing::info!("the guest reboots: start {}", report.boot.restarts + 1);

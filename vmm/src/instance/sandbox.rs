@@ -3,6 +3,8 @@
 //! Files are restricted first, before any other thread exists. System calls are too, unless the user
 //! is changed: that is done when all is open, and needs calls that are forbidden afterwards.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -111,6 +113,23 @@ impl Confinement<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns why another boot is not possible: a file that each boot reads is another one than when the
+/// process was restricted, as after a new build of the kernel.
+pub fn forbids_boot(config: &RunConfig) -> Option<String> {
+    let read = [Some(&config.kernel), config.initrd.as_ref()];
+    let is_refused = |path: &&Path| {
+        let opened = File::open(host::path_now(path));
+        opened.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    };
+    let mut read = read.into_iter().flatten().map(PathBuf::as_path);
+    let replaced = read.find(is_refused).filter(|_| config.sandbox)?;
+    Some(format!(
+        "the guest is not restarted: {} is another file than at the start, which the sandbox keeps \
+         from being read; run ssi-hv again, or with --sandbox off",
+        replaced.display()
+    ))
 }
 
 /// The files and sockets that are created, replaced or removed later, with their flags.
