@@ -31,7 +31,7 @@ use fabric_replicas::ReplicaSet;
 use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -276,10 +276,8 @@ impl Hotplug {
         } else {
             let mut state = inner.lock();
             state.may_change()?;
-            state.pools.request(blocks);
+            inner.note_request(&mut state, blocks);
         }
-        // Relaxed: a number for reports.
-        inner.requested_blocks.store(blocks, Ordering::Relaxed);
         inner.disconnect_idle();
         Ok(())
     }

@@ -53,6 +53,14 @@ impl Source {
         }
     }
 
+    /// Returns how much may be plugged by the newest request, where several can be made at a time.
+    fn requested_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Paged(hotplug) => Some(hotplug.requested_bytes()),
+            Self::Shared(_) => None,
+        }
+    }
+
     /// Returns how much of this host's memory is missing for this much added memory.
     fn missing_bytes(&self, bytes: u64) -> u64 {
         match self {
@@ -129,6 +137,8 @@ pub struct HotplugMemory {
     pub device: Arc<Mem>,
     source: Source,
     joining: Arc<Mutex<Joining>>,
+    /// Held while the device learns what was requested.
+    asking: Arc<Mutex<()>>,
     /// Notified of all visible changes.
     changes: Changes,
 }
@@ -168,6 +178,7 @@ impl HotplugMemory {
             device,
             source,
             joining: Arc::default(),
+            asking: Arc::default(),
             changes: changes.clone(),
         })
     }
@@ -225,8 +236,12 @@ impl HotplugMemory {
     /// Requests a size from the guest once there is memory for it.
     pub fn ask(&self, bytes: u64, donor: Option<DonorAddress>, machine: &MachineHandle) -> Outcome {
         self.source.request(bytes, donor)?;
-        let change = || self.device.set_requested_bytes(bytes);
+        // Another request may have been accepted since, which the device must not lose.
+        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = self.source.requested_bytes().unwrap_or(bytes);
+        let change = || self.device.set_requested_bytes(newest);
         machine.change_config(&*self.device, change);
+        drop(asking);
         self.joining().error = None;
         self.changes.notify();
         Ok(())

@@ -5,7 +5,7 @@ use super::super::connections::Connections;
 use super::super::sources::{carrier, obtain};
 use super::super::{DonorAddress, FabricError, FabricObserver, TransportKind};
 use super::transports::place_of;
-use super::{HotplugError, Inner, State};
+use super::{Hotplug, HotplugError, Inner, State};
 use crate::homes::BLOCK_BYTES;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Leased, Link, LinkConfig};
@@ -13,7 +13,17 @@ use crate::transport::PageTransport;
 use crate::view::LentBy;
 use crate::wire::TrafficClass;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+
+impl Hotplug {
+    /// Returns how many bytes of blocks may be plugged, by the newest request.
+    #[must_use]
+    pub fn requested_bytes(&self) -> u64 {
+        let blocks = self.0.requested_blocks.load(Ordering::Acquire);
+        u64::from(blocks) * BLOCK_BYTES
+    }
+}
 
 impl Inner {
     /// A donor joins, for what is missing to `blocks`.
@@ -70,8 +80,15 @@ impl Inner {
             self.disconnect(place);
             return Err(why);
         }
-        state.pools.request(blocks);
+        self.note_request(&mut state, blocks);
         Ok(())
+    }
+
+    /// Sets how many blocks may be plugged.
+    pub(super) fn note_request(&self, state: &mut State, blocks: u32) {
+        state.pools.request(blocks);
+        // With the state's lock, so that both are of the same request.
+        self.requested_blocks.store(blocks, Ordering::Release);
     }
 
     /// The place of a donor: its own one if it was here before, else one that is new, else one

@@ -7,6 +7,7 @@ use crate::pager::mailbox::Arrival;
 use crate::support::{
     MIB, WORDS_PER_PAGE, Words, assert_all, config, donor, pattern, start, verify_page,
 };
+use std::sync::atomic::Ordering;
 
 const GUEST: u64 = 16 * MIB;
 const BLOCKS: Range<u32> = 0..40;
