@@ -21,7 +21,7 @@ use crate::pinned::PinnedIdentity;
 use crate::presented::{Presented, PresentedError, check_chain};
 use crate::subject::{Name, Role, Subject};
 use crate::verifiers::{MemberVerifier, NodeVerifier};
-use crate::{Fingerprint, certificate};
+use crate::{Fingerprint, certificate, revocation};
 
 /// The certificate, and those between it and the authority.
 pub const CERTIFICATE_FILE: &str = "cert.pem";
@@ -29,7 +29,8 @@ pub const CERTIFICATE_FILE: &str = "cert.pem";
 pub const KEY_FILE: &str = "key.pem";
 /// The authorities whose certificates are accepted: two while one replaces the other.
 pub const AUTHORITIES_FILE: &str = "ca.pem";
-/// Lists of revoked certificates, one of each authority. Without the file none is revoked.
+/// Lists of revoked certificates, of which the newest of each authority counts. Without the file none is
+/// revoked.
 pub const REVOKED_FILE: &str = "crl.pem";
 
 /// Limit of the certificates in one file.
@@ -389,7 +390,8 @@ fn revoked(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, Cr
     let bytes = files::read(path)?;
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&bytes).collect();
     match lists {
-        Ok(lists) if !lists.is_empty() => Ok(lists),
+        Ok(lists) if !lists.is_empty() => revocation::newest(lists)
+            .map_err(|reason| content(path, "list of revoked certificates", &reason)),
         Ok(_) => Err(content(
             path,
             "list of revoked certificates",

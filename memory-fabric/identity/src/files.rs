@@ -32,10 +32,12 @@ pub enum FileError {
         source: io::Error,
     },
     /// It has no reasonable size, or is no file.
-    #[error("{path} is not a regular file of at most {FILE_BYTES_MAX} bytes")]
+    #[error("{path} is not a regular file of at most {limit} bytes")]
     Unreasonable {
         /// The file.
         path: PathBuf,
+        /// The limit.
+        limit: u64,
     },
     /// Others may read or change a private key.
     #[error(
@@ -50,7 +52,7 @@ pub enum FileError {
     },
 }
 
-fn open(path: &Path) -> Result<(File, fs::Metadata), FileError> {
+fn open(path: &Path, limit: u64) -> Result<(File, fs::Metadata), FileError> {
     let read = |source| FileError::Read {
         path: path.to_owned(),
         source,
@@ -62,17 +64,18 @@ fn open(path: &Path) -> Result<(File, fs::Metadata), FileError> {
         .open(path)
         .map_err(read)?;
     let metadata = file.metadata().map_err(read)?;
-    if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
+    if !metadata.is_file() || metadata.len() > limit {
         return Err(FileError::Unreasonable {
             path: path.to_owned(),
+            limit,
         });
     }
     Ok((file, metadata))
 }
 
-fn content(path: &Path, file: File) -> Result<Vec<u8>, FileError> {
+fn content(path: &Path, file: File, limit: u64) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
-    let read = file.take(FILE_BYTES_MAX).read_to_end(&mut bytes);
+    let read = file.take(limit).read_to_end(&mut bytes);
     read.map_err(|source| FileError::Read {
         path: path.to_owned(),
         source,
@@ -85,8 +88,16 @@ fn content(path: &Path, file: File) -> Result<Vec<u8>, FileError> {
 /// # Errors
 /// Fails when it cannot be read, is no regular file, or exceeds [`FILE_BYTES_MAX`].
 pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    let (file, _) = open(path)?;
-    content(path, file)
+    read_within(path, FILE_BYTES_MAX)
+}
+
+/// The same with another limit.
+///
+/// # Errors
+/// As [`read`], with that limit.
+pub fn read_within(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+    let (file, _) = open(path, limit)?;
+    content(path, file, limit)
 }
 
 /// Reads a private key.
@@ -94,7 +105,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
 /// # Errors
 /// As [`read`], and when others than its owner have any permission.
 pub fn read_private(path: &Path) -> Result<Vec<u8>, FileError> {
-    let (file, metadata) = open(path)?;
+    let (file, metadata) = open(path, FILE_BYTES_MAX)?;
     let mode = metadata.mode() & 0o7777;
     if mode & OTHERS != 0 {
         return Err(FileError::Open {
@@ -102,7 +113,7 @@ pub fn read_private(path: &Path) -> Result<Vec<u8>, FileError> {
             mode,
         });
     }
-    content(path, file)
+    content(path, file, FILE_BYTES_MAX)
 }
 
 /// Who may read a written file.

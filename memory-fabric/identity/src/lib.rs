@@ -19,6 +19,8 @@ pub mod presented;
 #[cfg(feature = "certificates")]
 mod provider;
 #[cfg(feature = "certificates")]
+mod revocation;
+#[cfg(feature = "certificates")]
 mod shared;
 pub mod subject;
 #[cfg(feature = "certificates")]

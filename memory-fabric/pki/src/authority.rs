@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fabric_host::lock_file;
@@ -14,6 +15,11 @@ use rcgen::{
     DnType, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevokedCertParams,
     SerialNumber, SubjectPublicKeyInfo,
 };
+use rustls::RootCertStore;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -257,14 +263,16 @@ impl Authority {
         validity: Validity,
         output: &Path,
     ) -> Result<Entry, PkiError> {
-        let old = credentials::certificates(path)?;
-        let old = Presented::read(&old[0]).map_err(|reason| PkiError::Presented {
+        let shown = credentials::certificates(path)?;
+        let old = Presented::read(&shown[0]).map_err(|reason| PkiError::Presented {
             path: path.to_owned(),
             reason,
         })?;
         let serial = Serial::from_bytes(&old.serial);
-        let entry = self.ledger.find(&serial);
-        // A certificate that is not ours could have the number of one that is.
+        // Numbers and names of others are no secret: anybody can write them into a certificate with a
+        // key of their own.
+        let is_signed = self.has_signed(&shown[0], old.not_after)?;
+        let entry = self.ledger.find(&serial).filter(|_| is_signed);
         let entry = entry.filter(|entry| old.subject == self.subject(&entry.holder));
         let Some(entry) = entry else {
             return Err(PkiError::NotIssued { serial });
@@ -279,6 +287,26 @@ impl Authority {
         self.certify(&holder, &key, validity)?.write(output)
     }
 
+    /// Returns whether this authority has signed a certificate, which may have expired: it is looked at
+    /// as in the last second of its validity.
+    fn has_signed(&self, shown: &CertificateDer<'_>, last: i64) -> Result<bool, PkiError> {
+        let own = CertificateDer::from_pem_slice(self.certificate.as_bytes());
+        let wrong = |reason: String| PkiError::Content {
+            path: self.directory.join(AUTHORITIES_FILE),
+            reason,
+        };
+        let own = own.map_err(|error| wrong(error.to_string()))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(own).map_err(|error| wrong(error.to_string()))?;
+        let provider = Arc::new(ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        let verifier = verifier.map_err(|error| wrong(error.to_string()))?;
+        let last = u64::try_from(last).unwrap_or_default();
+        let last = UnixTime::since_unix_epoch(Duration::from_secs(last));
+        Ok(verifier.verify_client_cert(shown, &[], last).is_ok())
+    }
+
     /// Revokes a certificate. One that was revoked before stays so, and the list is written again.
     ///
     /// # Errors
@@ -291,17 +319,22 @@ impl Authority {
         self.revoke_all(|entry| entry.serial == *serial)
     }
 
-    /// Revokes all valid certificates of a holder, and returns their numbers.
+    /// Revokes all valid certificates of a holder, and returns their numbers. If all were revoked
+    /// before, the list is written again, and their numbers are returned.
     ///
     /// # Errors
     /// Fails when there is none, or a file cannot be written.
     pub fn revoke_holder(&mut self, holder: &Holder) -> Result<Vec<Serial>, PkiError> {
-        let valid = |entry: &Entry, state| entry.holder == *holder && state == State::Valid;
-        let serials: Vec<_> = self
-            .entries()
-            .filter(|(entry, state)| valid(entry, *state))
-            .map(|(entry, _)| entry.serial.clone())
-            .collect();
+        let of = |wanted: State| -> Vec<Serial> {
+            let all = self.entries();
+            let found = all.filter(|(entry, state)| entry.holder == *holder && *state == wanted);
+            found.map(|(entry, _)| entry.serial.clone()).collect()
+        };
+        let mut serials = of(State::Valid);
+        if serials.is_empty() {
+            // The command before may have ended between the ledger and the list.
+            serials = of(State::Revoked);
+        }
         if serials.is_empty() {
             return Err(PkiError::NothingValid(holder.clone()));
         }

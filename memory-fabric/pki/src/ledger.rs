@@ -105,6 +105,9 @@ impl Entry {
     }
 }
 
+/// Size limit of the ledger: some 600,000 certificates.
+const LEDGER_BYTES_MAX: u64 = 64 << 20;
+
 /// All that an authority remembers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Ledger {
@@ -143,7 +146,7 @@ impl Ledger {
             path: path.to_owned(),
             reason,
         };
-        let text = String::from_utf8(files::read(path)?);
+        let text = String::from_utf8(files::read_within(path, LEDGER_BYTES_MAX)?);
         let text = text.map_err(|error| wrong(error.to_string()))?;
         let file: LedgerFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         let entry = |one: EntryFile| {
@@ -225,6 +228,18 @@ mod tests {
         let path = directory.path().join("issued.toml");
         ledger().write(&path).unwrap();
         assert_eq!(Ledger::read(&path).unwrap(), ledger());
+    }
+
+    #[test]
+    fn a_ledger_of_many_years_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("issued.toml");
+        let mut long = ledger();
+        let entry = long.entries[0].clone();
+        long.entries.resize(12_000, entry);
+        long.write(&path).unwrap();
+        assert!(std::fs::metadata(&path).unwrap().len() > files::FILE_BYTES_MAX);
+        assert_eq!(Ledger::read(&path).unwrap(), long);
     }
 
     #[test]

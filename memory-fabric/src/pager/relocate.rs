@@ -108,6 +108,8 @@ enum Phase {
     /// It was read.
     Arrived,
     Writing,
+    /// It is being read, and its block does not move any more.
+    Abandoned,
 }
 
 /// A page on its way.
@@ -181,6 +183,8 @@ pub(crate) struct Relocation {
     order: Option<MoveOrder>,
     current: Option<Current>,
     lanes: Vec<Lane>,
+    /// Lanes of moves that were given up.
+    abandoned: usize,
     allowance: Allowance,
     due: Option<Instant>,
 }
@@ -192,6 +196,7 @@ impl Relocation {
             order: None,
             current: None,
             lanes: Vec::new(),
+            abandoned: 0,
             allowance: Allowance::new(per_second, BURST_PAGES),
             due: None,
         }
@@ -205,10 +210,14 @@ impl Relocation {
         self.order = Some(order);
     }
 
-    /// Returns whether pages of the block must not be written back at the moment.
+    /// Returns whether pages of the block must not be written back at the moment, nor dropped at home:
+    /// a read of them is on its way.
     pub fn holds(&self, block: u32) -> bool {
         let current = self.current.as_ref();
+        let is_read =
+            |lane: &Lane| lane.phase == Phase::Abandoned && HomeTable::block_of(lane.page) == block;
         current.is_some_and(|current| current.block_move.block == block)
+            || self.abandoned > 0 && self.lanes.iter().any(is_read)
     }
 
     /// Returns how many requests may be outstanding on a transport for posting a write-back.
@@ -250,9 +259,16 @@ impl Relocation {
 
     /// Takes a page that was read.
     pub fn read(&mut self, ticket: Ticket, bytes: &PageBytes) {
-        if let Some(lane) = self.lane_of(ticket) {
-            *lane.bytes = *bytes;
-            lane.phase = Phase::Arrived;
+        match self.lane_of(ticket) {
+            Some(lane) if lane.phase == Phase::Abandoned => {
+                lane.release();
+                self.abandoned -= 1;
+            }
+            Some(lane) => {
+                *lane.bytes = *bytes;
+                lane.phase = Phase::Arrived;
+            }
+            None => {}
         }
     }
 
@@ -263,8 +279,19 @@ impl Relocation {
         }
     }
 
-    /// Gives up moves that involve a donor whose transport has changed: its answers do not come.
+    /// Gives up moves that involve a donor whose transport has changed: its answers do not come. What
+    /// is being read from another one is still to come.
     pub fn leave(&mut self, link: usize, homes: &HomeTable) {
+        let is_there = |page| {
+            let home = homes.home_of(page);
+            home.is_none_or(|home| homes.link_to(home.node) == Some(link))
+        };
+        for lane in &mut self.lanes {
+            if lane.phase == Phase::Abandoned && is_there(lane.page) {
+                lane.release();
+                self.abandoned -= 1;
+            }
+        }
         let involves = |block_move: &BlockMove| {
             let links = [block_move.from, block_move.to].map(|home| homes.link_to(home.node));
             links.contains(&Some(link))
@@ -277,7 +304,16 @@ impl Relocation {
             .is_some_and(|current| involves(&current.block_move))
         {
             self.current = None;
-            self.lanes.iter_mut().for_each(Lane::release);
+            for lane in &mut self.lanes {
+                match lane.phase {
+                    Phase::Abandoned => {}
+                    Phase::Reading if !is_there(lane.page) => {
+                        lane.phase = Phase::Abandoned;
+                        self.abandoned += 1;
+                    }
+                    _ => lane.release(),
+                }
+            }
             if let Some(order) = &self.order {
                 order.progress.given_up.store(true, Ordering::Relaxed);
             }
@@ -308,7 +344,8 @@ impl Relocation {
             let [source, target] = [from, to].map(|home| homes.link_to_home(home));
             worked |= self.write(to, &mut *transports[target]);
             worked |= self.read_on(&mut current, from, &mut *transports[source], pages);
-            let is_copied = self.lanes.iter().all(|lane| lane.phase == Phase::Free);
+            let is_over = |lane: &Lane| matches!(lane.phase, Phase::Free | Phase::Abandoned);
+            let is_copied = self.lanes.iter().all(is_over);
             if current.next < current.end || !is_copied {
                 self.current = Some(current);
                 return worked;

@@ -106,8 +106,51 @@ fn a_revoked_certificate_is_refused_with_the_new_list_and_cannot_be_renewed() {
     assert_eq!(states, [State::Revoked]);
     drop(authority);
     let mut authority = Authority::open(directory.path()).unwrap();
-    let nothing = authority.revoke_holder(&holder("vm/web"));
+    let nothing = authority.revoke_holder(&holder("vm/other"));
     assert!(matches!(nothing, Err(PkiError::NothingValid(_))));
+}
+
+#[test]
+fn a_revocation_that_ended_before_its_list_was_written_is_repeated() {
+    let (directory, mut authority) = authority("prod");
+    let member = tempfile::tempdir().unwrap();
+    let issued = authority.issue(&holder("vm/web"), YEAR, member.path());
+    let issued = issued.unwrap();
+    let list = directory.path().join(REVOKED_FILE);
+    let before = std::fs::read(&list).unwrap();
+    authority.revoke_holder(&holder("vm/web")).unwrap();
+    // As after a crash between both files.
+    std::fs::write(&list, before).unwrap();
+    let again = authority.revoke_holder(&holder("vm/web")).unwrap();
+    assert_eq!(again, [issued.serial]);
+    std::fs::copy(&list, member.path().join(REVOKED_FILE)).unwrap();
+    let error = Credentials::load(member.path()).unwrap_err().to_string();
+    assert!(error.contains("not confirmed"), "{error}");
+}
+
+#[test]
+fn a_certificate_with_the_name_and_number_of_another_is_not_renewed() {
+    let (_directory, mut authority) = authority("prod");
+    let members = tempfile::tempdir().unwrap();
+    let path = members.path().join("web");
+    let issued = authority.issue(&holder("vm/web"), YEAR, &path).unwrap();
+    // What a peer of it has seen, with a key of its own.
+    let subject = "spiffe://prod/ssi-hv/vm/web".parse().unwrap();
+    let mut parameters = member::parameters(&subject).unwrap();
+    parameters.serial_number = Some(SerialNumber::from_slice(issued.serial.bytes()));
+    parameters.not_after = date(issued.not_after).unwrap();
+    let forged = parameters
+        .self_signed(&KeyPair::generate().unwrap())
+        .unwrap();
+    let shown = members.path().join("forged.pem");
+    std::fs::write(&shown, forged.pem()).unwrap();
+    let renewed = authority.renew(&shown, YEAR, &members.path().join("new"));
+    assert!(
+        matches!(renewed, Err(PkiError::NotIssued { .. })),
+        "{renewed:?}"
+    );
+    let renewed = authority.renew(&path.join("cert.pem"), YEAR, &path);
+    renewed.unwrap();
 }
 
 #[test]
@@ -185,4 +228,27 @@ fn what_is_not_issued_is_not_listed() {
     let nowhere = authority.issue(&holder("vm/web"), YEAR, &nowhere);
     assert!(matches!(nowhere, Err(PkiError::Directory { .. })));
     assert_eq!(authority.entries().count(), 1);
+}
+
+#[test]
+fn a_newer_list_counts_wherever_it_is_in_the_file() {
+    let (directory, mut authority) = authority("prod");
+    let (other_directory, _other) = super::tests::authority("lab");
+    let member = tempfile::tempdir().unwrap();
+    authority
+        .issue(&holder("vm/web"), YEAR, member.path())
+        .unwrap();
+    let read = |directory: &TempDir| std::fs::read(directory.path().join(REVOKED_FILE)).unwrap();
+    let (old, of_other) = (read(&directory), read(&other_directory));
+    let load = |lists: &[&[u8]]| {
+        std::fs::write(member.path().join(REVOKED_FILE), lists.concat()).unwrap();
+        Credentials::load(member.path())
+    };
+    load(&[&old, &of_other]).unwrap();
+    authority.revoke_holder(&holder("vm/web")).unwrap();
+    let new = read(&directory);
+    for lists in [[&old, &of_other, &new], [&new, &of_other, &old]] {
+        let error = load(&lists.map(Vec::as_slice)).unwrap_err().to_string();
+        assert!(error.contains("not confirmed"), "{error}");
+    }
 }

@@ -452,3 +452,35 @@ fn a_block_moves_while_as_much_as_possible_is_written_back() {
     while step(&mut world) {}
     assert_eq!(world.evictor[0].in_flight(), most + IN_FLIGHT_KEPT);
 }
+
+#[test]
+fn a_block_whose_move_is_given_up_is_held_until_its_reads_are_answered() {
+    let mut world = World::new(1);
+    world.pages[..24].fill(Page::Remote(1));
+    let from = world.homes.home(0).expect("assigned");
+    let to = Home {
+        node: node(1),
+        slot: 5,
+    };
+    world.relocation.take(MoveOrder {
+        moves: [BlockMove { block: 0, from, to }].into(),
+        progress: Arc::default(),
+        end: bounded(1).0,
+    });
+    world.donors[0].lock().expect("no panic").cut = true;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while world.evictor[0].in_flight() == 0 {
+        assert!(Instant::now() < deadline);
+        world.poll_evictor();
+    }
+    // The other donor is lost.
+    world.relocation.leave(1, &world.homes);
+    assert!(world.relocation.holds(0) && !world.relocation.holds(1));
+    world.restore(0);
+    while world.evictor[0].in_flight() > 0 {
+        assert!(Instant::now() < deadline);
+        world.poll_evictor();
+    }
+    assert!(!world.relocation.holds(0));
+    assert_eq!(world.homes.home(0), Some(from));
+}
