@@ -152,6 +152,8 @@ struct Read {
     offset: u64,
     /// `None` for a single page.
     run: Option<u32>,
+    /// Whether no thread waits for it: it is read ahead of its use, or to be moved.
+    is_ahead: bool,
     /// Whether it did not open once.
     suspicious: bool,
     /// How often it was judged.
@@ -162,7 +164,7 @@ impl Read {
     /// Has a page judged that this read does not open.
     fn judge(&mut self, judge: &dyn Judge, donor: Option<usize>, offset: u64) -> Verdict {
         self.verdicts += 1;
-        let is_ahead = self.run.is_some();
+        let is_ahead = self.is_ahead;
         match (self.verdicts < VERDICTS_MAX, is_ahead) {
             (true, _) => judge.judge(Fault::NotGenuine {
                 donor,
@@ -187,6 +189,8 @@ pub struct SealedTransport {
     outgoing: Box<PageBytes>,
     /// Writes that were not sent, and never complete.
     unsent: usize,
+    /// Whether pages are read here only to be moved.
+    is_bulk: bool,
 }
 
 /// The outstanding reads.
@@ -227,7 +231,7 @@ impl Reads {
             if read.suspicious {
                 match read.judge(&*self.seal.judge, donor, offset) {
                     Verdict::ReadAgain => {}
-                    Verdict::Later if read.run.is_some() => {
+                    Verdict::Later if read.is_ahead => {
                         complete(Completion::Unread(self.end(index).ticket));
                         return;
                     }
@@ -285,6 +289,7 @@ impl SealedTransport {
             },
             outgoing: Box::new([0; PAGE_SIZE]),
             unsent: 0,
+            is_bulk: class == TrafficClass::Bulk,
         }
     }
 
@@ -294,6 +299,7 @@ impl SealedTransport {
             ticket,
             offset,
             run,
+            is_ahead: run.is_some() || self.is_bulk,
             suspicious: false,
             verdicts: 0,
         });

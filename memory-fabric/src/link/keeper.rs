@@ -384,9 +384,19 @@ impl Keeper {
         }
     }
 
-    /// Makes every connection that is wanted.
+    /// Makes every connection that is wanted, just after a renewal. Each may take as long as a short
+    /// lease lasts, which is renewed in between.
     fn connect_ports(&mut self) -> Result<(), ControlError> {
-        for port in self.ports.iter_mut().filter(|port| port.wanted) {
+        let mut renewed_at = Instant::now();
+        for index in 0..self.ports.len() {
+            if !self.ports[index].wanted {
+                continue;
+            }
+            if renewed_at.elapsed() >= self.renewal_interval() {
+                self.renew(FrameKind::Renew)?;
+                renewed_at = Instant::now();
+            }
+            let port = &mut self.ports[index];
             let (address, carrier) = (self.config.address, &self.config.carrier);
             let mut stream = ControlStream::connect_by(address, carrier)?;
             // The epoch is read after a transport asked for the connection, so it is none from

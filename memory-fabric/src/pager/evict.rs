@@ -275,6 +275,10 @@ impl Evictor {
                         self.read_to_move(link, ticket, bytes);
                         return;
                     }
+                    Completion::Unread(ticket) => {
+                        self.relocation.unread(ticket);
+                        return;
+                    }
                     Completion::Written(ticket) => ticket,
                     Completion::Dropped(pages) => {
                         let dropped = &self.shared.stats.free_pages.dropped_at_home;

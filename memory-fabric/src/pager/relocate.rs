@@ -272,6 +272,38 @@ impl Relocation {
         }
     }
 
+    /// Notes that a page cannot be read, nor its block be moved: it stays, and nobody waits for it.
+    pub fn unread(&mut self, ticket: Ticket) {
+        let Some(lane) = self.lane_of(ticket) else {
+            return;
+        };
+        let is_of_current = lane.phase != Phase::Abandoned;
+        lane.release();
+        match is_of_current {
+            true => self.give_up(|_| false),
+            false => self.abandoned -= 1,
+        }
+    }
+
+    /// Gives up the move in progress. `is_gone` says whether the answer to a read of a page does not
+    /// come.
+    fn give_up(&mut self, is_gone: impl Fn(PageIndex) -> bool) {
+        self.current = None;
+        for lane in &mut self.lanes {
+            match lane.phase {
+                Phase::Abandoned => {}
+                Phase::Reading if !is_gone(lane.page) => {
+                    lane.phase = Phase::Abandoned;
+                    self.abandoned += 1;
+                }
+                _ => lane.release(),
+            }
+        }
+        if let Some(order) = &self.order {
+            order.progress.given_up.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Notes that a page was written.
     pub fn written(&mut self, ticket: Ticket) {
         if let Some(lane) = self.lane_of(ticket) {
@@ -303,20 +335,7 @@ impl Relocation {
             .current
             .is_some_and(|current| involves(&current.block_move))
         {
-            self.current = None;
-            for lane in &mut self.lanes {
-                match lane.phase {
-                    Phase::Abandoned => {}
-                    Phase::Reading if !is_there(lane.page) => {
-                        lane.phase = Phase::Abandoned;
-                        self.abandoned += 1;
-                    }
-                    _ => lane.release(),
-                }
-            }
-            if let Some(order) = &self.order {
-                order.progress.given_up.store(true, Ordering::Relaxed);
-            }
+            self.give_up(is_there);
         }
     }
 

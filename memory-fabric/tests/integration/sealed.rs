@@ -1,13 +1,14 @@
 //! Sealed pages with a real pager: nothing of them can be read at a donor, and nothing that a
 //! hostile donor sends instead is installed.
 
+use fabric_homes::NodeId;
 use fabric_test_support::hostile::{Forgery, Hostile, Slab};
 use fabric_test_support::*;
 use memory_fabric::fabric::{
-    Compression, FabricConfig, FabricEvent, OnLostMemory, Redundancy, Sealing,
+    Compression, DrainState, FabricConfig, FabricEvent, OnLostMemory, Redundancy, Sealing,
 };
 use memory_fabric::link::LinkEvent;
-use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::page::{PAGE_SIZE, PageIndex};
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
@@ -292,6 +293,46 @@ fn a_hostile_donor_without_which_the_guest_continues_is_lost_once() {
             (0..WORDS_PER_PAGE).all(|word| found[word] == pattern(1, page, word)),
             "page {page}"
         );
+    }
+    running.fabric.shutdown();
+}
+
+#[test]
+fn a_page_that_cannot_be_moved_stays_with_its_block_and_ends_nothing() {
+    const BAD: usize = 40;
+    let (first, second) = (donor(GUEST), donor(2 * GUEST));
+    let hostile = Hostile::new(first.address(), Slab::new());
+    let running = start(&sealed(&[hostile.address, second.address()]));
+    let words = Words::of(&running.fabric);
+    fill(words, 1);
+    let homes = &running.fabric.plan().homes;
+    let home_of = |page: usize| {
+        let page = PageIndex::new(u32::try_from(page).expect("a small guest"));
+        homes.home_of(page).expect("assigned")
+    };
+    // Each of the first slots' pages with this number.
+    hostile.forge_permanently((BAD * PAGE_SIZE) as u64);
+    let bad = (0..words.pages()).find(|&page| {
+        let home = home_of(page);
+        home.node.0 == 1 && home.slot == 0 && page % 512 == BAD
+    });
+    let bad = bad.expect("a page of the donor");
+    let drains = running.fabric.drains().expect("there are donors");
+    drains.drain(NodeId(1), &[]).expect("there is room");
+    let view = running.fabric.view();
+    let state = || view.drain().expect("one has begun").state;
+    wait_until("the drain ends", || {
+        matches!(state(), DrainState::Done | DrainState::Failed(_))
+    });
+    assert!(matches!(state(), DrainState::Failed(_)), "{:?}", state());
+    assert_eq!(home_of(bad).node.0, 1);
+    let others = |page: &usize| home_of(*page).node.0 == 1 && page / 512 != bad / 512;
+    assert_eq!((0..words.pages()).filter(others).count(), 0);
+    let events: Vec<_> = running.events.try_iter().collect();
+    let is_end = |event: &FabricEvent| matches!(event, FabricEvent::Drained(_));
+    assert!(events.iter().all(is_end), "{events:?}");
+    for page in (0..words.pages()).filter(|&page| page != bad) {
+        verify_page(words, 1, page);
     }
     running.fabric.shutdown();
 }

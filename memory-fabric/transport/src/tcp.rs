@@ -445,8 +445,17 @@ impl PageTransport for TcpTransport {
             self.adopt_connection();
         }
         if self.posted.is_empty() {
-            if let Some(Err(error)) = self.stream.as_mut().map(Stream::poll_io) {
-                self.disconnect(Outage::Stream(error));
+            let polled = self.stream.as_mut().map_or(Ok(()), Stream::poll_io);
+            // Nothing would read it, and the thread never sleep.
+            let is_unasked = || self.stream.as_ref().is_some_and(Stream::is_ready);
+            match polled {
+                Err(error) => self.disconnect(Outage::Stream(error)),
+                Ok(()) if is_unasked() => {
+                    let what = "the peer sent what was not asked for";
+                    let error = io::Error::new(io::ErrorKind::InvalidData, what);
+                    self.disconnect(Outage::Stream(error));
+                }
+                Ok(()) => {}
             }
             return;
         }

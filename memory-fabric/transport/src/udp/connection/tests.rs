@@ -1,9 +1,17 @@
 use super::UdpStream;
+use crate::port::{LinkPort, LinkRequest};
+use crate::stream::Stream;
+use crate::tcp::TcpTransport;
 use crate::udp::Expected;
 use crate::udp::listener::Listener;
-use fabric_wire::{Frame, FrameKind, HEADER_BYTES, TrafficClass};
+use crate::{Compression, PageTransport};
+use crossbeam_channel::bounded;
+use fabric_homes::{BLOCK_PAGES, HomeTable, NodeId};
+use fabric_pages::page::{PageIndex, PageRange};
+use fabric_wire::{Ends, Frame, FrameKind, HEADER_BYTES, TrafficClass};
 use std::io::{self, IoSlice};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -147,4 +155,30 @@ fn a_connection_has_few_buffers_until_its_limits_are_lifted() {
         }
         donor.join().expect("the donor's end");
     });
+}
+
+#[test]
+fn a_donor_that_sends_what_was_not_asked_for_keeps_no_thread_awake() {
+    let (vm, mut donor) = connected();
+    let (connections, of_link) = bounded(1);
+    let (to_link, requests) = bounded(4);
+    let added = PageRange::new(PageIndex::new(0), BLOCK_PAGES);
+    let homes = HomeTable::new(NodeId(3), &[], Some(added));
+    let ends = Ends {
+        local: homes.local_node().clone(),
+        donor: NodeId(7),
+    };
+    let class = TrafficClass::Urgent;
+    let port = LinkPort::new(class, ends, to_link, of_link, Arc::default());
+    let mut transport = TcpTransport::new(port, class, false, Compression::Off, Arc::default());
+    connections.send(Stream::Udp(vm)).expect("a transport");
+    let mut poll = || transport.poll(&mut |_| panic!("nothing was asked for"));
+    poll();
+    send(&mut donor, 1);
+    let deadline = Instant::now() + PATIENCE;
+    while !matches!(requests.try_recv(), Ok(LinkRequest::Connection(..))) {
+        assert!(Instant::now() < deadline, "it is kept");
+        poll();
+    }
+    assert!(transport.arm(), "the thread may sleep");
 }
