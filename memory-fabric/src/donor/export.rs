@@ -19,6 +19,8 @@ pub(super) trait Registered: std::fmt::Debug + Send + Sync {
     fn remote_key(&self) -> u32;
     /// Returns the address of its first byte in the peer's requests.
     fn base(&self) -> u64;
+    /// Ends it. Returns false if the adapter may still access the memory.
+    fn end(self: Box<Self>) -> bool;
     /// Returns whether its device is being removed.
     fn is_of_removed_device(&self) -> bool {
         self.domain().device().is_gone()
@@ -40,6 +42,10 @@ impl Registered for MemoryRegion {
 
     fn base(&self) -> u64 {
         self.base()
+    }
+
+    fn end(self: Box<Self>) -> bool {
+        MemoryRegion::end(*self)
     }
 }
 
@@ -111,7 +117,8 @@ impl Export {
         };
         drop(state);
         if let Some(region) = unused {
-            self.deregister(region);
+            // If that fails it is logged, and no page is released.
+            let _ = self.deregister(region);
         }
         Ok(described)
     }
@@ -155,11 +162,15 @@ impl Export {
         state.region.take_if(|region| region.is_of_removed_device())
     }
 
-    /// Ends a registration, which may take long: afterwards READs and WRITEs with its key fail.
-    pub(super) fn deregister(&self, region: Box<dyn Registered>) {
+    /// Ends a registration, which may take long: afterwards READs and WRITEs with its key fail. Returns
+    /// false if they may not: then no page is released, and the memory must not count as free.
+    pub(super) fn deregister(&self, region: Box<dyn Registered>) -> bool {
         let pins = u32::from(region.is_pinned());
-        drop(region);
-        lock(&self.state).pins -= pins;
+        let has_ended = region.end();
+        if has_ended {
+            lock(&self.state).pins -= pins;
+        }
+        has_ended
     }
 
     /// Calls a function that may release pages; returns `None` if pages are pinned. No registration
@@ -188,7 +199,8 @@ pub(super) mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Pinned memory whose `ibv_dereg_mr` returns when the other end of a channel is dropped.
+    /// Pinned memory whose `ibv_dereg_mr` returns when the other end of a channel is dropped, and fails
+    /// when something comes there.
     #[derive(Debug)]
     struct Hanging(Receiver<()>);
 
@@ -209,18 +221,18 @@ pub(super) mod tests {
             0
         }
 
+        fn end(self: Box<Self>) -> bool {
+            match self.0.recv_timeout(PATIENCE) {
+                Ok(()) => false,
+                Err(error) => {
+                    assert_eq!(error, crossbeam_channel::RecvTimeoutError::Disconnected);
+                    true
+                }
+            }
+        }
+
         fn is_of_removed_device(&self) -> bool {
             true
-        }
-    }
-
-    impl Drop for Hanging {
-        fn drop(&mut self) {
-            let returns = self.0.recv_timeout(PATIENCE);
-            assert_eq!(
-                returns,
-                Err(crossbeam_channel::RecvTimeoutError::Disconnected)
-            );
         }
     }
 
@@ -244,7 +256,7 @@ pub(super) mod tests {
         let region = export.release_removed_device().expect("it is there");
         assert_eq!(export.unless_pinned(|| 7), None, "it is still registered");
         drop(end);
-        export.deregister(region);
+        assert!(export.deregister(region));
         assert_eq!(export.unless_pinned(|| 7), Some(7));
     }
 }

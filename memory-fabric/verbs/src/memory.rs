@@ -152,6 +152,7 @@ pub struct MemoryRegion {
     base: u64,
     domain: Arc<ProtectionDomain>,
     memory: Arc<Mapping>,
+    has_ended: bool,
     _shares: [Share; 2],
 }
 
@@ -235,6 +236,7 @@ impl MemoryRegion {
         });
         Ok(Self {
             region: region?,
+            has_ended: false,
             paging,
             base,
             domain: Arc::clone(domain),
@@ -273,14 +275,31 @@ impl MemoryRegion {
     }
 }
 
-impl Drop for MemoryRegion {
-    fn drop(&mut self) {
-        // SAFETY: the region is ours; requests that still use it fail from now on.
+impl MemoryRegion {
+    /// Ends the registration. Returns false if that fails: the adapter may access the memory until the
+    /// process ends, and so long it stays mapped.
+    #[must_use]
+    pub fn end(mut self) -> bool {
+        self.deregister()
+    }
+
+    fn deregister(&mut self) -> bool {
+        self.has_ended = true;
+        // SAFETY: the region is ours, and is passed once; requests that still use it fail from now on.
         let result = unsafe { (verbs().ibv_dereg_mr)(self.region.as_ptr()) };
-        if let Err(error) = check("ibv_dereg_mr", self.domain.device.name(), result) {
-            // The adapter may still access the memory, so it stays mapped until the process ends.
+        let ended = check("ibv_dereg_mr", self.domain.device.name(), result);
+        if let Err(error) = &ended {
             std::mem::forget(Arc::clone(&self.memory));
             tracing::warn!("{error}");
+        }
+        ended.is_ok()
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.deregister();
         }
     }
 }

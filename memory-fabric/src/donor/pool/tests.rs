@@ -336,6 +336,19 @@ fn a_deregistration_that_hangs_delays_the_expiry_of_no_lease() {
 }
 
 #[test]
+fn memory_that_an_adapter_may_still_access_stays_lent() {
+    let pool = pool(1);
+    let lease = pool.lend("a".into(), PAGE, false, SECOND).expect("free");
+    let (fails, result) = crossbeam_channel::bounded(1);
+    lease.hang_until(result);
+    fails.send(()).expect("room");
+    assert_eq!(pool.end_expired(Instant::now() + SECOND * 2), ["a"]);
+    assert!(lease.has_closed_by(Instant::now() + SECOND * 30));
+    drop(lease);
+    assert_eq!(pool.lent_bytes(), PAGE);
+}
+
+#[test]
 fn a_lease_ends_soon_when_the_connection_that_renewed_it_last_is_closed() {
     let pool = pool(1);
     let lease = pool

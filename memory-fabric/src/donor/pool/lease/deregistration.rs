@@ -30,7 +30,14 @@ impl Lease {
 impl Drop for Deregistration {
     fn drop(&mut self) {
         if let (Some(lease), Some(region)) = (self.lease.take(), self.region.take()) {
-            lease.export.deregister(region);
+            if !lease.export.deregister(region) {
+                tracing::warn!(
+                    vm = lease.vm,
+                    "an adapter may still access the memory of a lease, which stays lent until this \
+                     node is started again"
+                );
+                std::mem::forget(Arc::clone(&lease));
+            }
             let sessions = Arc::clone(&lease.sessions);
             // First, so that the memory is no longer lent when the lease is closed.
             drop(lease);
