@@ -269,7 +269,7 @@ impl Authority {
             reason,
         })?;
         let serial = Serial::from_bytes(&old.serial);
-        // Numbers and names of others are no secret: anybody can write them into a certificate with a
+        // Numbers and names of others are no secret: every peer can write them into a certificate with a
         // key of their own.
         let is_signed = self.has_signed(&shown[0], old.not_after)?;
         let entry = self.ledger.find(&serial).filter(|_| is_signed);
