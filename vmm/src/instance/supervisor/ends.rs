@@ -158,3 +158,53 @@ impl Supervisor {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_ended_guest() -> Supervisor {
+        let supervisor = Supervisor::default();
+        supervisor.guest_ended();
+        supervisor
+    }
+
+    #[test]
+    fn what_fails_after_the_guest_has_ended_does_not_change_how() {
+        let supervisor = of_ended_guest();
+        supervisor.end_after(Duration::ZERO);
+        let (end, errors) = supervisor.finish();
+        assert!(end.is_none() && errors.is_empty(), "{end:?}, {errors:?}");
+        let supervisor = of_ended_guest();
+        supervisor.node_lost("node 1 is lost".to_owned());
+        let (end, errors) = supervisor.finish();
+        assert!(end.is_none(), "{end:?}");
+        assert_eq!(errors, ["node 1 is lost"]);
+        let supervisor = of_ended_guest();
+        supervisor.kill();
+        let (end, _) = supervisor.finish();
+        assert_eq!(end.map(|end| end.code), Some(ExitCode::Terminated));
+    }
+
+    #[test]
+    fn of_what_fails_between_two_boots_the_limit_of_time_ends_the_run() {
+        let supervisor = of_ended_guest();
+        supervisor.donor_lost("of the boot before".to_owned());
+        assert!(supervisor.prepare_restart());
+        supervisor.guest_ended();
+        supervisor.end_after(Duration::ZERO);
+        assert!(!supervisor.prepare_restart());
+        let (end, errors) = supervisor.finish();
+        assert_eq!(end.map(|end| end.code), Some(ExitCode::TimedOut));
+        assert_eq!(errors, ["of the boot before"]);
+    }
+
+    #[test]
+    fn a_guest_that_runs_ends_for_what_fails_first() {
+        let supervisor = Supervisor::default();
+        supervisor.node_lost("node 1 is lost".to_owned());
+        supervisor.end_after(Duration::ZERO);
+        let (end, _) = supervisor.finish();
+        assert_eq!(end.map(|end| end.code), Some(ExitCode::NodeLost));
+    }
+}
