@@ -60,6 +60,10 @@ pub(crate) struct Drain {
     pub state: DrainState,
 }
 
+/// Why blocks stay of which a page does not open.
+pub(crate) const UNREADABLE: &str = "pages were sent with other bytes than were written back last, so \
+                                     their blocks stay until the guest has used or freed them";
+
 impl Drain {
     pub fn is_over(&self) -> bool {
         self.state.is_over()

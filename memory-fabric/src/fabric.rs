@@ -66,6 +66,12 @@ pub enum FabricEvent {
         /// Why.
         reason: String,
     },
+    /// The guest does not wait any more for a donor of replicated memory that was reported as
+    /// unreachable: others have its memory.
+    AwaitedNoMore {
+        /// The donor.
+        node: NodeId,
+    },
     /// All replicated memory has two copies again.
     Repaired,
     /// The drain of a donor has ended: it is done, or has failed.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::Chain;
 
@@ -46,7 +46,8 @@ pub(super) fn can_use(memory: &GuestMemoryMmap, start: GuestAddress, bytes: u32)
 /// of a device has. A chain may have 4 GiB, and each look may fetch a page.
 const LOOKED_AT_BYTES_MAX: u32 = 16 << 20;
 
-/// Returns whether all pages of a chain that a device uses can be used.
+/// Returns whether all pages of a chain that a device uses can be used: those at the beginning of each
+/// direction, and the last byte that it writes, where a disk has the status.
 pub(super) fn can_use_all(chain: &Chain<'_>, memory: &GuestMemoryMmap) -> bool {
     if CHECK.get().is_none() {
         return true;
@@ -64,12 +65,17 @@ fn can_use_parts(
     mut parts: impl Iterator<Item = (bool, GuestAddress, u32)>,
 ) -> bool {
     let mut left = [LOOKED_AT_BYTES_MAX; 2];
-    parts.all(|(is_written, start, bytes)| {
+    let mut last = None;
+    let can_use_first = parts.all(|(is_written, start, bytes)| {
+        if let (true, Some(before)) = (is_written, bytes.checked_sub(1)) {
+            last = start.checked_add(before.into());
+        }
         let left = &mut left[usize::from(is_written)];
         let bytes = bytes.min(*left);
         *left -= bytes;
         can_use(memory, start, bytes)
-    })
+    });
+    can_use_first && last.is_none_or(|last| can_use(memory, last, 1))
 }
 
 /// Pages that tests declare as lost.
@@ -123,7 +129,13 @@ mod tests {
         assert!(can_use(&[part(true, 0, bytes)]));
         assert!(can_use(&[
             part(true, 0, LOOKED_AT_BYTES_MAX),
-            part(true, lost_at, 1)
+            part(true, lost_at, 1),
+            part(true, 0, 1),
+        ]));
+        // The status of a disk's request.
+        assert!(!can_use(&[
+            part(true, 0, LOOKED_AT_BYTES_MAX),
+            part(true, lost_at, 1),
         ]));
         // Each direction counts for itself.
         assert!(!can_use(&[

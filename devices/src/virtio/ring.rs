@@ -196,8 +196,9 @@ impl fmt::Debug for Buffers<'_> {
 }
 
 impl<'a> Buffers<'a> {
-    /// Both runs of a chain; `None` when a part is outside the guest's memory, or lost. Bounded: a
-    /// chain has at most the descriptors of its ring or indirect table, 65535, and less than 4 GiB.
+    /// Both runs of a chain; `None` when a part is outside the guest's memory, or one that a device
+    /// uses is lost. Bounded: a chain has at most the descriptors of its ring or indirect table, 65535,
+    /// and less than 4 GiB.
     pub fn of(chain: &Chain<'a>, memory: &'a GuestMemoryMmap) -> Option<Self> {
         if !lost::can_use_all(chain, memory) {
             return None;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bytes of a page.
@@ -204,11 +205,13 @@ impl Memory {
         unsafe { std::ptr::read_volatile(&raw const self.page(page)[0]) }
     }
 
-    /// Writes the first word of a page, exactly once.
+    /// Writes the first word of a page, exactly once, and returns what was there: one instruction, whose
+    /// fault is one of a write.
     #[inline]
-    pub fn touch_write(&mut self, page: usize, word: u64) {
-        // SAFETY: a unique reference to the word is valid for a write.
-        unsafe { std::ptr::write_volatile(&raw mut self.page_mut(page)[0], word) }
+    pub fn touch_write(&mut self, page: usize, word: u64) -> u64 {
+        // SAFETY: a unique reference to the word is valid for atomic accesses.
+        let first = unsafe { AtomicU64::from_ptr(&raw mut self.page_mut(page)[0]) };
+        first.swap(word, Ordering::Relaxed)
     }
 }
 

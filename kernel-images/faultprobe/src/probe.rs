@@ -148,11 +148,10 @@ impl Run {
         // Computed before the clock starts, and therefore not measured.
         let old = self.contents(page);
         let new = Contents::new(self.seed, page, self.generations[page] + 1);
-        let first_word = new.word(0);
+        let (old_first, first_word) = (old.word(0), new.word(0));
         let start = now_ticks();
         let (first, skip) = if how == Visit::WriteFirst {
-            memory.touch_write(page, first_word);
-            (first_word, 1)
+            (memory.touch_write(page, first_word), 1)
         } else {
             (memory.touch_read(page), 0)
         };
@@ -162,8 +161,11 @@ impl Run {
         self.compare(memory.page(page), page, old, skip);
         self.unverified[page] = how != Visit::Read;
         if skip == 1 {
+            // What was there before it was written, and then what was written.
             let found = memory.touch_read(page);
-            self.note(page, mismatches(0, first, found));
+            for (expected, found) in [(old_first, first), (first_word, found)] {
+                self.note(page, mismatches(0, expected, found));
+            }
         }
         if how != Visit::Read {
             self.generations[page] += 1;
@@ -268,10 +270,11 @@ mod tests {
             let mut memory = Memory::new(16 << 12).unwrap();
             let mut run = start(&mut memory);
             memory.page_mut(5)[100] ^= 0xff00;
+            memory.page_mut(9)[0] ^= 0xff;
             for page in 0..16 {
                 run.visit(&mut memory, page, how);
             }
-            assert_eq!(run.outcome.corrupt_bytes, 1, "{how:?}");
+            assert_eq!(run.outcome.corrupt_bytes, 2, "{how:?}");
         }
     }
 

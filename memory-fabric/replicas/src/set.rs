@@ -34,7 +34,12 @@ pub enum ReplicaEvent {
         /// Why it is unreachable.
         reason: String,
     },
-    /// The guest does not wait for this donor any more. Follows on [`Awaited`](Self::Awaited).
+    /// A donor is back for which the guest waited.
+    Back {
+        /// Index of the donor's link.
+        donor: usize,
+    },
+    /// The guest does not wait for this donor any more, although it is not back: others have its memory.
     AwaitedNoMore {
         /// Index of the donor's link.
         donor: usize,

@@ -277,7 +277,7 @@ impl ReplicatedTransport {
 
     fn post_any_read(&mut self, ticket: Ticket, work: Work, offset: u64) -> Result<(), Full> {
         if self.role == Role::Reader && self.changes != self.set.copies().changes() {
-            // A request may come again before the next `poll`, and then only after an answer.
+            // A request that is refused here comes again only after an answer, which may be none.
             self.readmit_seen();
         }
         let index = self.begin(ticket, work, offset)?;

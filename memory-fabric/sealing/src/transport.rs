@@ -31,10 +31,10 @@ pub enum Fault {
         donor: Option<usize>,
         /// Where it is stored, as offset in the lease.
         offset: u64,
-        /// Whether it is one of a run, which is read ahead of its use.
+        /// Whether no thread waits for it: it is read ahead of its use, or to be moved.
         is_ahead: bool,
     },
-    /// The same after [`VERDICTS_MAX`] verdicts. It is lost, or not read if it is one of a run.
+    /// The same after [`VERDICTS_MAX`] verdicts, of a page that a thread waits for. It is lost.
     NeverGenuine {
         /// The index of the donor that sent it last, where the transport leads to several.
         donor: Option<usize>,
@@ -50,8 +50,8 @@ pub enum Fault {
 pub enum Verdict {
     /// It is read again: the donor that sent it is not used any more, and another has a copy.
     ReadAgain,
-    /// It is not read now, nor are the others of its run: no thread has touched it, or one that has
-    /// reads it alone. Of a single page as `Lost`.
+    /// It is not read now, nor are the others of its run: no thread waits for it, or one that does reads
+    /// it alone. Of a page that a thread waits for as `Lost`.
     Later,
     /// It is lost. Its request never completes: the thread that touched the page must not continue.
     Lost,

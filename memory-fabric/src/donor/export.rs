@@ -63,6 +63,8 @@ struct State {
     /// Number of registrations that pin pages, or may: while it is not zero, pages must not be
     /// released. It includes registrations that are in progress or being ended.
     pins: u32,
+    /// Whether a registration could not be ended.
+    is_held: bool,
     /// Whether the lease has ended.
     ended: bool,
 }
@@ -117,7 +119,7 @@ impl Export {
         };
         drop(state);
         if let Some(region) = unused {
-            // If that fails it is logged, and no page is released.
+            // What follows if that fails is done at the end of the lease.
             let _ = self.deregister(region);
         }
         Ok(described)
@@ -163,14 +165,22 @@ impl Export {
     }
 
     /// Ends a registration, which may take long: afterwards READs and WRITEs with its key fail. Returns
-    /// false if they may not: then no page is released, and the memory must not count as free.
+    /// false if those of this one, or of one before, may not: then no page is released, and the memory
+    /// must not count as free.
     pub(super) fn deregister(&self, region: Box<dyn Registered>) -> bool {
         let pins = u32::from(region.is_pinned());
         let has_ended = region.end();
-        if has_ended {
-            lock(&self.state).pins -= pins;
+        let mut state = lock(&self.state);
+        match has_ended {
+            true => state.pins -= pins,
+            false => state.is_held = true,
         }
-        has_ended
+        !state.is_held
+    }
+
+    /// Returns whether an adapter may access the memory until the process ends.
+    pub(super) fn is_held(&self) -> bool {
+        lock(&self.state).is_held
     }
 
     /// Calls a function that may release pages; returns `None` if pages are pinned. No registration

@@ -176,8 +176,9 @@ pub(super) fn set(copies: Copies, nodes: &Nodes, observer: &FabricObserver) -> A
                 node: all[donor],
                 reason,
             }),
+            ReplicaEvent::Back { donor } => FabricEvent::Link(LinkEvent::Up { node: all[donor] }),
             ReplicaEvent::AwaitedNoMore { donor } => {
-                FabricEvent::Link(LinkEvent::Up { node: all[donor] })
+                FabricEvent::AwaitedNoMore { node: all[donor] }
             }
             ReplicaEvent::Repaired => FabricEvent::Repaired,
             ReplicaEvent::WrongPieces { donor, pieces } => {

@@ -70,6 +70,7 @@ pub(crate) struct MoveProgress {
     moved: AtomicU32,
     stopped: AtomicBool,
     given_up: AtomicBool,
+    unreadable: AtomicBool,
 }
 
 impl MoveProgress {
@@ -88,6 +89,23 @@ impl MoveProgress {
     pub fn stop(&self) {
         // Relaxed: nothing else depends on it.
         self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that a block stays because a page of it does not open.
+    fn note_unreadable(&self, page: PageIndex) {
+        // One line of an order: a hostile donor can change every page.
+        if !self.unreadable.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{page} cannot be moved: what its donor sends is not what was written back last; its \
+                 block stays there"
+            );
+        }
+    }
+
+    /// Returns whether a block stays for that.
+    pub fn was_unreadable(&self) -> bool {
+        // Relaxed: it is read after the end of the order.
+        self.unreadable.load(Ordering::Relaxed)
     }
 
     fn is_stopped(&self) -> bool {
@@ -116,6 +134,8 @@ enum Phase {
 #[derive(Debug)]
 struct Lane {
     page: PageIndex,
+    /// The link over which it is read.
+    source: usize,
     phase: Phase,
     /// Number of its use, so that answers for an earlier one are recognized.
     usage: u32,
@@ -126,6 +146,7 @@ impl Lane {
     fn new() -> Self {
         Self {
             page: PageIndex::new(0),
+            source: 0,
             phase: Phase::Free,
             usage: 0,
             bytes: Box::new([0; PAGE_SIZE]),
@@ -277,22 +298,26 @@ impl Relocation {
         let Some(lane) = self.lane_of(ticket) else {
             return;
         };
-        let is_of_current = lane.phase != Phase::Abandoned;
+        let (page, is_of_current) = (lane.page, lane.phase != Phase::Abandoned);
         lane.release();
         match is_of_current {
-            true => self.give_up(|_| false),
+            true => {
+                if let Some(order) = &self.order {
+                    order.progress.note_unreadable(page);
+                }
+                self.give_up(None);
+            }
             false => self.abandoned -= 1,
         }
     }
 
-    /// Gives up the move in progress. `is_gone` says whether the answer to a read of a page does not
-    /// come.
-    fn give_up(&mut self, is_gone: impl Fn(PageIndex) -> bool) {
+    /// Gives up the move in progress. From a link that is `gone` no answer comes.
+    fn give_up(&mut self, gone: Option<usize>) {
         self.current = None;
         for lane in &mut self.lanes {
             match lane.phase {
                 Phase::Abandoned => {}
-                Phase::Reading if !is_gone(lane.page) => {
+                Phase::Reading if Some(lane.source) != gone => {
                     lane.phase = Phase::Abandoned;
                     self.abandoned += 1;
                 }
@@ -311,15 +336,10 @@ impl Relocation {
         }
     }
 
-    /// Gives up moves that involve a donor whose transport has changed: its answers do not come. What
-    /// is being read from another one is still to come.
+    /// Gives up moves that involve a donor whose transport has changed: only its answers do not come.
     pub fn leave(&mut self, link: usize, homes: &HomeTable) {
-        let is_there = |page| {
-            let home = homes.home_of(page);
-            home.is_none_or(|home| homes.link_to(home.node) == Some(link))
-        };
         for lane in &mut self.lanes {
-            if lane.phase == Phase::Abandoned && is_there(lane.page) {
+            if lane.phase == Phase::Abandoned && lane.source == link {
                 lane.release();
                 self.abandoned -= 1;
             }
@@ -335,7 +355,7 @@ impl Relocation {
             .current
             .is_some_and(|current| involves(&current.block_move))
         {
-            self.give_up(is_there);
+            self.give_up(Some(link));
         }
     }
 
@@ -362,7 +382,8 @@ impl Relocation {
             let [from, to] = [current.block_move.from, current.block_move.to];
             let [source, target] = [from, to].map(|home| homes.link_to_home(home));
             worked |= self.write(to, &mut *transports[target]);
-            worked |= self.read_on(&mut current, from, &mut *transports[source], pages);
+            let source = (source, &mut *transports[source] as &mut dyn PageTransport);
+            worked |= self.read_on(&mut current, from, source, pages);
             let is_over = |lane: &Lane| matches!(lane.phase, Phase::Free | Phase::Abandoned);
             let is_copied = self.lanes.iter().all(is_over);
             if current.next < current.end || !is_copied {
@@ -406,7 +427,7 @@ impl Relocation {
         &mut self,
         current: &mut Current,
         from: Home,
-        source: &mut dyn PageTransport,
+        (link, source): (usize, &mut dyn PageTransport),
         pages: &dyn Pages,
     ) -> bool {
         let first = current.block_move.block * BLOCK_PAGES;
@@ -443,7 +464,7 @@ impl Relocation {
             if posted.is_err() {
                 break;
             }
-            (lane.page, lane.phase) = (page, Phase::Reading);
+            (lane.page, lane.source, lane.phase) = (page, link, Phase::Reading);
             current.next += 1;
             worked = true;
         }

@@ -240,6 +240,7 @@ fn observer() -> (FabricObserver, Receiver<String>) {
         // Its memory has one copy, and ends with it.
         FabricEvent::Poisoned(_)
         | FabricEvent::Degraded { .. }
+        | FabricEvent::AwaitedNoMore { .. }
         | FabricEvent::Repaired
         | FabricEvent::Drained(_)
         | FabricEvent::Rebalanced(_) => {}

@@ -220,7 +220,8 @@ pub fn stages(report: &Report) -> String {
 /// Draws faults per second over time; `None` without data.
 pub fn over_time(report: &Report) -> Option<String> {
     let timeline: &Timeline = report.timeline.as_ref()?;
-    let interval = timeline.interval_s.max(1e-3);
+    // A file has any number.
+    let interval = timeline.interval_s.clamp(1e-3, 1e9);
     let samples = &timeline.intervals;
     let rate = |n: u64| float(n) / interval;
     let there: Vec<_> = KINDS

@@ -168,8 +168,11 @@ proptest! {
         report.prefetch.wasted = counts[5];
         report.distributions = Some(Distributions { remote: pairs, ..Distributions::default() });
         report.timeline = Some(Timeline {
-            interval_s: times[0],
-            intervals: vec![FaultCounts { remote: counts[6], zero: counts[7], ..FaultCounts::default() }],
+            interval_s: times[0] * 1e8,
+            intervals: vec![
+                FaultCounts { remote: counts[6], zero: counts[7], ..FaultCounts::default() };
+                usize::from(counts[0].to_le_bytes()[0] % 9)
+            ],
         });
         check(&render(&report));
     }

@@ -10,7 +10,7 @@ use ssi_hv_sandbox::Privileges;
 use super::hotplug::{HotplugMemory, refusal};
 use super::vm::{BootedVm, Instance};
 use crate::config::address::Donor;
-use crate::config::resolver::resolved_until;
+use crate::config::resolver::{ResolveError, resolved_until};
 use crate::config::{Protection, RunConfig};
 use crate::control_socket::changes::{NextChange, Seen};
 use crate::control_socket::protocol::{HotplugTarget, Refusal, RefusalCode};
@@ -119,7 +119,14 @@ pub fn joining_donor(
     check_still_possible(config, donor)?;
     let protection = Protection::of(config.credentials.is_some(), config.insecure);
     let resolved = resolved_until(donor, config.transport, protection, until);
-    let resolved = resolved.map_err(|error| malformed(one_line(&error)))?;
+    let resolved = resolved.map_err(|error| match &error {
+        ResolveError::Invalid(wrong) => malformed(one_line(wrong)),
+        ResolveError::Late { .. } | ResolveError::Thread(_) => {
+            let (text, limit) = (one_line(&error), RESOLVE_TIME_MAX.as_secs());
+            let text = format!("{text}; all names of a request have {limit} s");
+            Refusal::new(RefusalCode::Failed, text)
+        }
+    })?;
     let address = DonorAddress {
         address: resolved.address,
         name: resolved.identity,

@@ -58,6 +58,8 @@ struct State {
     guest_ended: bool,
     /// The first failure since then.
     after_guest: Option<End>,
+    /// `--timeout` has passed since then.
+    passed_limit: Option<End>,
     finished: bool,
     errors: Errors,
     /// Number of donors that are unreachable.
@@ -320,6 +322,12 @@ impl Supervisor {
                 "donor {node} is not used any more: {reason}; the guest continues with the other \
                  copies or pieces, and some memory has fewer of them until they are restored"
             )),
+            FabricEvent::AwaitedNoMore { node } => {
+                let prospect = self.donor_reachable();
+                tracing::warn!(
+                    "others have the memory of donor {node}, which is not back; the guest {prospect}"
+                );
+            }
             FabricEvent::Repaired => {
                 tracing::info!("all memory on donors has all its copies or pieces again");
             }

@@ -65,7 +65,7 @@ pub(super) struct Hub {
     tokens: HashMap<Ports, u64>,
     /// Connections that the guest has closed, by the token of their socket, while the host has yet to
     /// take what the guest sent before. Their ports are free.
-    lingering: HashMap<u64, Connection>,
+    lingering: BTreeMap<u64, Connection>,
     refusals: VecDeque<Header>,
     /// The connection that was served last.
     last: Option<Ports>,
@@ -94,7 +94,7 @@ impl Hub {
             connections: BTreeMap::new(),
             by_token: HashMap::new(),
             tokens: HashMap::new(),
-            lingering: HashMap::new(),
+            lingering: BTreeMap::new(),
             refusals: VecDeque::new(),
             last: None,
         })
@@ -203,8 +203,12 @@ impl Hub {
         }
     }
 
-    /// Whether there may be one more connection.
-    fn may_connect(&self) -> bool {
+    /// Makes room for one more connection: the oldest of those that the guest has closed goes. Returns
+    /// whether there is.
+    fn make_room(&mut self) -> bool {
+        if self.connections.len() + self.lingering.len() >= CONNECTIONS_MAX {
+            self.lingering.pop_first();
+        }
         self.connections.len() + self.lingering.len() < CONNECTIONS_MAX
     }
 
@@ -237,7 +241,7 @@ impl Hub {
             .and_then(|line| line.strip_prefix("CONNECT "))
             .and_then(|port| port.trim_end_matches('\r').parse().ok());
         match port {
-            Some(guest) if self.may_connect() => {
+            Some(guest) if self.make_room() => {
                 let host = self.free_port(guest);
                 let connection = Connection::asked_by_host(client.stream);
                 self.insert(Ports { host, guest }, token, connection);
@@ -320,7 +324,7 @@ impl Hub {
     fn connect(&mut self, ports: Ports, request: &Header) {
         let mut path = path_now(&self.path).into_os_string();
         path.push(format!("_{}", ports.host));
-        let connected = if self.may_connect() {
+        let connected = if self.make_room() {
             connect(Path::new(&path)).ok()
         } else {
             None

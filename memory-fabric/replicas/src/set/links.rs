@@ -30,7 +30,10 @@ impl ReplicaSet {
     pub fn up(&self, donor: usize) -> bool {
         let mut links = lock(&self.links);
         links[donor].down = None;
-        let was_awaited = self.end_wait(donor, &mut links[donor]);
+        let was_awaited = std::mem::take(&mut links[donor].awaited);
+        if was_awaited {
+            (self.observer)(ReplicaEvent::Back { donor });
+        }
         drop(links);
         self.wake();
         was_awaited

@@ -44,6 +44,8 @@ struct State {
     end: Option<End>,
     /// Set with `end`; stays set after `end` was taken.
     ended: bool,
+    /// Whether the guest has ended it by itself.
+    by_guest: bool,
     /// vCPU threads that have not ended, and other nodes with such threads.
     live: usize,
     /// Threads of devices that touch guest memory and have not ended.
@@ -121,6 +123,7 @@ impl Control {
                 return;
             }
             state.ended = true;
+            state.by_guest = matches!(&end, Ok(outcome) if *outcome != Outcome::Stopped);
             // Under the lock, like all notifications of followers, so that they are sent in order.
             self.followers.iter().for_each(|node| node.end(&end));
             state.end = Some(end);
@@ -135,6 +138,11 @@ impl Control {
     /// Returns whether the run has ended.
     pub fn has_ended(&self) -> bool {
         lock(&self.state).ended
+    }
+
+    /// Returns whether the guest has ended the run by itself.
+    pub fn was_ended_by_guest(&self) -> bool {
+        lock(&self.state).by_guest
     }
 
     /// Takes the result of the run, which exists once.

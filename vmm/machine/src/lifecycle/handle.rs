@@ -36,6 +36,12 @@ impl MachineHandle {
         self.shared.control.end(Err(error));
     }
 
+    /// Returns whether the guest has ended the run by itself.
+    #[must_use]
+    pub fn was_ended_by_guest(&self) -> bool {
+        self.shared.control.was_ended_by_guest()
+    }
+
     /// Requests that all vCPUs leave the guest and wait, and that devices are no longer served.
     /// Does not wait: a thread blocked on a page stays blocked until the page is served.
     pub fn pause(&self) {

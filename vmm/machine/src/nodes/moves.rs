@@ -216,12 +216,12 @@ impl Mover {
         }
         // The primary's vCPUs share its CPUs with its devices anyway.
         let lent = self.lent.iter().filter(|node| **node == to).count();
-        let here = (0..).zip(&owners);
-        let here = here.filter(|(other, owner)| {
-            let goes_to = state.moving.get(other).unwrap_or(owner);
-            *goes_to == to
-        });
-        if to != me && here.count() >= lent {
+        let here = || (0..).zip(&owners);
+        let goes_to = |other: u8, owner| *state.moving.get(&other).unwrap_or(owner) == to;
+        let stay = here().filter(|&(other, owner)| goes_to(other, owner));
+        // Also those that leave and are not gone: the node takes twice as many as it lends CPUs.
+        let all = here().filter(|&(other, owner)| *owner == to || goes_to(other, owner));
+        if to != me && (stay.count() >= lent || all.count() >= 2 * lent) {
             return Err(MoveError::NoCpuLent { node: to, lent });
         }
         state.moving.insert(cpu, to);

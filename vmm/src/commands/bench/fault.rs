@@ -243,6 +243,7 @@ pub(super) fn observer() -> FabricObserver {
             // No memory here that may be lost.
             FabricEvent::Link(_)
             | FabricEvent::Poisoned(_)
+            | FabricEvent::AwaitedNoMore { .. }
             | FabricEvent::Repaired
             | FabricEvent::Drained(_)
             | FabricEvent::Rebalanced(_) => return,

@@ -59,7 +59,8 @@ pub fn main() -> ! {
     match read_command(&mut text) {
         Some(command) => {
             sys::report_boot(READY);
-            shell::run(command, channel, true)
+            // The result says that all is written: the machine is stopped some seconds after it.
+            shell::run(command, channel, true, sys::sync)
         }
         None => shell::fail(
             channel,

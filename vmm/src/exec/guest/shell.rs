@@ -28,9 +28,9 @@ struct Pipes {
     news: (Fd, Fd),
 }
 
-/// Runs `command` and sends frames to `channel`, up to the last one. `reap` is set in the first
-/// process, which inherits orphaned children.
-pub fn run(command: &CStr, channel: Fd, reap: bool) {
+/// Runs `command` and sends frames to `channel`, up to the last one, before which `before_last` is
+/// called. `reap` is set in the first process, which inherits orphaned children.
+pub fn run(command: &CStr, channel: Fd, reap: bool, before_last: impl FnOnce()) {
     let pipes = match (sys::pipe(), sys::pipe(), sys::pipe()) {
         (Ok(out), Ok(err), Ok(news)) => Pipes { out, err, news },
         _ => return fail(channel, b"the guest's init cannot make pipes"),
@@ -48,6 +48,7 @@ pub fn run(command: &CStr, channel: Fd, reap: bool) {
         sys::close(reading);
     }
     let _ = sys::wait(waiter, true);
+    before_last();
     match news {
         Some([ENDED, status]) => send(channel, frame::STATUS, &[status]),
         Some([_, error]) => fail_with(channel, b"cannot start /bin/sh", error.into()),
@@ -90,8 +91,8 @@ fn send(channel: Fd, kind: u8, contents: &[u8]) {
     let _ = sys::write_all(channel, contents);
 }
 
-/// Forwards the command's output until its shell has ended, and then the rest in the pipes. Does
-/// not wait for background processes. Returns the event.
+/// Forwards the command's output until its shell has ended, and then what is in the pipes at that
+/// time. Background processes are not waited for, also if they write on and on. Returns the event.
 fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
     let waiting_for = |fd| Poll {
         fd,
@@ -100,16 +101,11 @@ fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
     };
     let mut polls = [pipes.out.0, pipes.err.0, pipes.news.0].map(waiting_for);
     let mut buffer = [0_u8; CONTENTS_BYTES_MAX];
-    let mut ended = false;
-    loop {
+    while polls[2].revents == 0 {
         for poll in &mut polls {
             poll.revents = 0;
         }
-        let limit = if ended { 0 } else { REAP_INTERVAL_MS };
-        let ready = sys::poll(&mut polls, limit).unwrap_or(0);
-        if ready == 0 && ended {
-            break;
-        }
+        let _ = sys::poll(&mut polls, REAP_INTERVAL_MS);
         for (at, kind) in [(0, frame::STDOUT), (1, frame::STDERR)] {
             if polls[at].revents == 0 {
                 continue;
@@ -120,12 +116,24 @@ fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
                 _ => polls[at].fd = -1,
             }
         }
-        if polls[2].revents != 0 {
-            ended = true;
-            polls[2].fd = -1;
-        }
-        if reap && !ended {
+        if reap && polls[2].revents == 0 {
             while matches!(sys::wait(-1, false), Ok((1.., _))) {}
+        }
+    }
+    for (at, kind) in [(0, frame::STDOUT), (1, frame::STDERR)] {
+        // What the shell has written is among it.
+        let mut left = match polls[at].fd {
+            0.. => sys::unread_bytes(polls[at].fd),
+            _ => 0,
+        };
+        while left > 0 {
+            let most = left.min(CONTENTS_BYTES_MAX);
+            let Ok(len @ 1..) = sys::read(polls[at].fd, buffer.get_mut(..most).unwrap_or_default())
+            else {
+                break;
+            };
+            send(channel, kind, buffer.get(..len).unwrap_or_default());
+            left = left.saturating_sub(len);
         }
     }
     let mut news = [0; 2];

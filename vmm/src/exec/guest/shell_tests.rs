@@ -26,7 +26,7 @@ fn run_alone(command: &str) -> (Vec<u8>, Vec<u8>, Progress) {
     // SAFETY: both are new descriptors without another owner.
     let (mut reading, writing) =
         unsafe { (File::from_raw_fd(reading), File::from_raw_fd(writing)) };
-    let runs = std::thread::spawn(move || run(&command, writing.as_raw_fd(), false));
+    let runs = std::thread::spawn(move || run(&command, writing.as_raw_fd(), false, || ()));
     let mut bytes = HELLO.to_vec();
     reading.read_to_end(&mut bytes).expect("is read");
     runs.join().expect("ends");
@@ -107,4 +107,32 @@ fn an_error_of_the_init_has_its_number() {
         reading.read_to_end(&mut frame).expect("is read");
         assert_eq!(&frame[HEADER_BYTES..], expected.as_bytes());
     }
+}
+
+#[test]
+fn the_status_is_sent_last() {
+    let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (reading, writing) = sys::pipe().expect("a pipe");
+    // SAFETY: both are new descriptors without another owner.
+    let (mut reading, writing) =
+        unsafe { (File::from_raw_fd(reading), File::from_raw_fd(writing)) };
+    let mut before = 0;
+    run(c"echo out; exit 3", writing.as_raw_fd(), false, || {
+        before = sys::unread_bytes(reading.as_raw_fd());
+    });
+    drop(writing);
+    let mut bytes = Vec::new();
+    reading.read_to_end(&mut bytes).expect("is read");
+    assert!(before > 0, "the output came before");
+    assert_eq!(bytes.len() - before, HEADER_BYTES + 1);
+}
+
+#[test]
+fn a_process_that_is_left_behind_and_writes_on_is_not_waited_for() {
+    let (out, err, progress) = run_here("yes & echo $! >&2; exit 3");
+    let pid = String::from_utf8_lossy(&err).trim().to_owned();
+    assert_eq!(progress.end, Some(CommandEnd::Status(3)));
+    assert!(out.iter().all(|byte| b"y\n".contains(byte)));
+    // It had ended, since nobody reads from it any more, or ends now.
+    let _ = std::process::Command::new("kill").arg(&pid).status();
 }

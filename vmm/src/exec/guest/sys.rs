@@ -238,6 +238,7 @@ const _: () = assert!(size_of::<Termios>() == 36);
 const TCGETS: usize = 0x5401;
 const TCSETS: usize = 0x5402;
 const TCSBRK: usize = 0x5409;
+const FIONREAD: usize = 0x541b;
 /// 115,200 baud, 8 bits, receiver enabled, modem lines ignored.
 const CONTROL: u32 = 0o010_002 | 0o60 | 0o200 | 0o4000;
 
@@ -254,6 +255,15 @@ pub fn make_raw(fd: Fd) -> Result<(), Errno> {
     let new = &raw const termios as usize;
     // SAFETY: the kernel reads the structure.
     unsafe { call(number::IOCTL, [raw(fd), TCSETS, new, 0, 0]) }.map(|_| ())
+}
+
+/// Returns how many bytes are in a pipe; 0 if that is not known.
+pub fn unread_bytes(fd: Fd) -> usize {
+    let mut bytes = 0_i32;
+    let into = &raw mut bytes as usize;
+    // SAFETY: the kernel writes an `int`.
+    let found = unsafe { call(number::IOCTL, [raw(fd), FIONREAD, into, 0, 0]) };
+    found.map_or(0, |_| usize::try_from(bytes).unwrap_or(0))
 }
 
 /// Waits until a serial port has sent everything (`tcdrain`).
@@ -302,6 +312,12 @@ pub fn report_boot(event: u8) {
     }
 }
 
+/// Writes file contents to disks, and waits for that.
+pub fn sync() {
+    // SAFETY: takes no arguments.
+    let _ = unsafe { call(number::SYNC, [0; 5]) };
+}
+
 /// Writes file contents to disks, and powers the machine off, or restarts it if that is not
 /// possible. Returns if neither is.
 pub fn power_off() {
@@ -309,8 +325,7 @@ pub fn power_off() {
     const MAGIC: [usize; 2] = [0xfee1_dead, 672_274_793];
     const POWER_OFF: usize = 0x4321_fedc;
     const RESTART: usize = 0x0123_4567;
-    // SAFETY: takes no arguments.
-    let _ = unsafe { call(number::SYNC, [0; 5]) };
+    sync();
     for command in [POWER_OFF, RESTART] {
         // SAFETY: takes numbers.
         let _ = unsafe { call(number::REBOOT, [MAGIC[0], MAGIC[1], command, 0, 0]) };

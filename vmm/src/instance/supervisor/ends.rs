@@ -10,6 +10,10 @@ use crate::machine::{DISK_TIME_MAX, MachineHandle};
 use crate::report::Report;
 use crate::{forced_end, host, logging};
 
+/// How long the rest of a run may take whose guest has ended by itself, once something fails: output
+/// may wait for a slow reader, and leases for a donor that does not answer.
+const AFTER_GUEST_TIME_MAX: Duration = Duration::from_secs(120);
+
 impl Supervisor {
     /// Ends the run, unless it is already ending, or its guest has ended.
     pub(super) fn end(&self, end: End) {
@@ -17,8 +21,17 @@ impl Supervisor {
         if state.end.is_some() || state.finished {
             return;
         }
-        if state.guest_ended && end.error.is_some() {
+        let machine = state.machine.as_ref();
+        let by_guest = machine.is_some_and(MachineHandle::was_ended_by_guest);
+        if let (true, Some(error)) = (state.guest_ended || by_guest, &end.error) {
+            if end.code == ExitCode::TimedOut {
+                state.passed_limit = Some(end.clone());
+            } else {
+                tracing::warn!("{error}; the guest had ended before");
+                state.errors.push(error.clone());
+            }
             state.after_guest.get_or_insert(end);
+            self.changed.notify_all();
             return;
         }
         state.end = Some(end);
@@ -40,14 +53,10 @@ impl Supervisor {
         state.machine = None;
         state.away = 0;
         state.guest_ended = false;
-        match state.after_guest.take() {
-            // The limit is one of all boots.
-            Some(end) if end.code == ExitCode::TimedOut => {
-                state.end = state.end.take().or(Some(end))
-            }
-            Some(End { error, .. }) => error.into_iter().for_each(|error| state.errors.push(error)),
-            None => {}
-        }
+        state.after_guest = None;
+        // The limit is one of all boots.
+        let passed = state.passed_limit.take();
+        state.end = state.end.take().or(passed);
         state.end.is_none()
     }
 
@@ -56,10 +65,6 @@ impl Supervisor {
         let mut state = self.lock();
         state.finished = true;
         self.changed.notify_all();
-        let after = state.after_guest.take();
-        let after = after.filter(|end| end.code != ExitCode::TimedOut);
-        let after = after.and_then(|end| end.error);
-        after.into_iter().for_each(|error| state.errors.push(error));
         let errors = std::mem::take(&mut state.errors);
         (state.end.clone(), errors.lines())
     }
@@ -114,24 +119,32 @@ impl Supervisor {
     /// Ends the process when the run does not end: a thread that waits for a page of a lost donor
     /// waits forever.
     pub(super) fn watch_end(&self) {
-        let state = self.lock();
-        let state = self
-            .changed
-            .wait_while(state, |state| state.end.is_none() && !state.finished)
-            .unwrap_or_else(PoisonError::into_inner);
-        if state.finished {
-            return;
-        }
-        // A machine that does not run yet ends before its start, if nothing blocks it.
-        let limit = if state.machine.is_some() {
-            END_TIME_MAX
-        } else {
-            START_END_TIME_MAX
+        let (state, end) = loop {
+            let is_over = |state: &State| state.end.is_some() || state.after_guest.is_some();
+            let state = self
+                .changed
+                .wait_while(self.lock(), |state| !is_over(state) && !state.finished)
+                .unwrap_or_else(PoisonError::into_inner);
+            if state.finished {
+                return;
+            }
+            // A machine that does not run yet ends before its start, if nothing blocks it.
+            let limit = if state.end.is_none() {
+                AFTER_GUEST_TIME_MAX
+            } else if state.machine.is_some() {
+                END_TIME_MAX
+            } else {
+                START_END_TIME_MAX
+            };
+            let Some(state) = self.late(state, limit) else {
+                return;
+            };
+            let end = state.end.clone().or_else(|| state.after_guest.clone());
+            // The guest may have been booted again.
+            if let Some(end) = end {
+                break (state, end);
+            }
         };
-        let Some(state) = self.late(state, limit) else {
-            return;
-        };
-        let Some(end) = state.end.clone() else { return };
         let mut errors = state.errors.clone().lines();
         // Unlocked, so that signals are still handled.
         drop(state);

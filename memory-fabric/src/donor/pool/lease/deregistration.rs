@@ -27,16 +27,23 @@ impl Lease {
     }
 }
 
+impl Lease {
+    /// Keeps the memory lent that an adapter may still access.
+    pub(super) fn keep_lent(self: &Arc<Self>) {
+        tracing::warn!(
+            vm = self.vm,
+            "an adapter may still access the memory of a lease, which stays lent until this node is \
+             started again"
+        );
+        std::mem::forget(Arc::clone(self));
+    }
+}
+
 impl Drop for Deregistration {
     fn drop(&mut self) {
         if let (Some(lease), Some(region)) = (self.lease.take(), self.region.take()) {
             if !lease.export.deregister(region) {
-                tracing::warn!(
-                    vm = lease.vm,
-                    "an adapter may still access the memory of a lease, which stays lent until this \
-                     node is started again"
-                );
-                std::mem::forget(Arc::clone(&lease));
+                lease.keep_lent();
             }
             let sessions = Arc::clone(&lease.sessions);
             // First, so that the memory is no longer lent when the lease is closed.

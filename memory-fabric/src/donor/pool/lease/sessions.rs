@@ -158,6 +158,8 @@ impl Lease {
         self.sessions.shut_down(|_| true);
         if let Some(region) = self.export.end() {
             self.deregister(region);
+        } else if self.export.is_held() {
+            self.keep_lent();
         }
     }
 

@@ -1,7 +1,7 @@
 //! The end of a drain: the donor leaves.
 
 use super::super::{Inner, State};
-use crate::drain::{Drain, DrainState};
+use crate::drain::{Drain, DrainState, UNREADABLE};
 use crate::fabric::FabricEvent;
 use crate::fabric::adapt::Change;
 use crate::homes::BLOCK_BYTES;
@@ -69,8 +69,14 @@ impl Inner {
                 self.set_drain_state(DrainState::Failed("the VM ended first".to_owned()));
                 return;
             }
-            let why =
-                format!("a donor to which they were to move was lost; {mib} MiB stay on {node}");
+            let why = match self
+                .last_drain()
+                .is_some_and(|drain| drain.progress.was_unreadable())
+            {
+                true => UNREADABLE,
+                false => "a donor to which they were to move was lost",
+            };
+            let why = format!("{why}; {mib} MiB stay on {node}");
             self.set_drain_state(DrainState::Failed(why));
             self.announce_end();
             return;

@@ -5,7 +5,7 @@ use super::super::{HotplugError, Inner, State};
 use super::copies::Watched;
 use super::room::Found;
 use super::{DrainError, Drains};
-use crate::drain::{Rebalance, RebalanceState, RebalanceSummary};
+use crate::drain::{Rebalance, RebalanceState, RebalanceSummary, UNREADABLE};
 use crate::fabric::{DonorAddress, FabricEvent, replicas};
 use crate::homes::BLOCK_BYTES;
 use crate::link::Leased;
@@ -196,16 +196,20 @@ impl Inner {
     pub(super) fn conclude_rebalance(&self, stayed: Option<u32>) {
         let mut is_stopped = false;
         let mut copy_bytes = 0;
-        self.with_rebalance(|last| (is_stopped, copy_bytes) = (last.is_stopped, last.copy_bytes));
+        let mut why = "a donor was lost, or out of use";
+        self.with_rebalance(|last| {
+            (is_stopped, copy_bytes) = (last.is_stopped, last.copy_bytes);
+            if last.progress.was_unreadable() {
+                why = UNREADABLE;
+            }
+        });
         let state = match stayed {
             None => RebalanceState::Failed("the VM ended first".to_owned()),
             Some(0) => RebalanceState::Done,
             Some(_) if is_stopped => RebalanceState::Stopped,
             Some(stayed) => {
                 let mib = (u64::from(stayed) * copy_bytes) >> 20;
-                let why =
-                    format!("a donor was lost, or out of use; {mib} MiB stay where they were");
-                RebalanceState::Failed(why)
+                RebalanceState::Failed(format!("{why}; {mib} MiB stay where they were"))
             }
         };
         self.end_rebalance(state);
