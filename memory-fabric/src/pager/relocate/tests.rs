@@ -414,12 +414,9 @@ fn a_block_is_not_written_back_while_it_moves_and_untouched_pages_are_not_copied
     assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 0, 30, 0, 0]);
 }
 
-#[test]
-fn a_block_moves_while_as_much_as_possible_is_written_back() {
-    let mut world = World::new(1);
-    world.pages[..24].fill(Page::Remote(1));
-    let home_of = |block: u32| world.homes.home(block).expect("assigned");
-    let (from, of_others) = (home_of(0), home_of(1));
+/// Orders the first block to the second donor; returns its home.
+fn order_first(world: &mut World) -> Home {
+    let from = world.homes.home(0).expect("assigned");
     let to = Home {
         node: node(1),
         slot: 5,
@@ -429,6 +426,15 @@ fn a_block_moves_while_as_much_as_possible_is_written_back() {
         progress: Arc::default(),
         end: bounded(1).0,
     });
+    from
+}
+
+#[test]
+fn a_block_moves_while_as_much_as_possible_is_written_back() {
+    let mut world = World::new(1);
+    world.pages[..24].fill(Page::Remote(1));
+    let of_others = world.homes.home(1).expect("assigned");
+    order_first(&mut world);
     let step = |world: &mut World| {
         let pages = States(&world.pages);
         let transports = &mut world.evictor;
@@ -457,16 +463,7 @@ fn a_block_moves_while_as_much_as_possible_is_written_back() {
 fn a_block_whose_move_is_given_up_is_held_until_its_reads_are_answered() {
     let mut world = World::new(1);
     world.pages[..24].fill(Page::Remote(1));
-    let from = world.homes.home(0).expect("assigned");
-    let to = Home {
-        node: node(1),
-        slot: 5,
-    };
-    world.relocation.take(MoveOrder {
-        moves: [BlockMove { block: 0, from, to }].into(),
-        progress: Arc::default(),
-        end: bounded(1).0,
-    });
+    let from = order_first(&mut world);
     world.donors[0].lock().expect("no panic").cut = true;
     let deadline = Instant::now() + Duration::from_secs(30);
     while world.evictor[0].in_flight() == 0 {
