@@ -1,8 +1,9 @@
 //! Copies move to donors that have less than their share, such as one that has just joined.
 //!
 //! The share of a donor is in proportion to what it lends. All moves are planned before the first
-//! begins, and go on as those off a [donor that leaves](super::leave). A block is not moved into the
-//! zone of its other copy, unless both are in it already. What cannot move stays; another plan moves it later.
+//! begins, and continue as those off a [donor that leaves](super::leave). A block is not moved into the
+//! zone of its other copy, unless both are in it already. What cannot move stays; another plan moves
+//! it later.
 
 use super::join::Standing;
 use super::leave::{LeaveError, Leaving, Move};
