@@ -9,14 +9,13 @@ use fabric_host::lock_file;
 use fabric_identity::credentials::{self, AUTHORITIES_FILE, REVOKED_FILE};
 use fabric_identity::files::{self, Readers};
 use fabric_identity::presented::{self, Presented};
-use fabric_identity::{Holder, Name, Subject};
+use fabric_identity::{Holder, Name, Subject, provider};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
     DnType, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevokedCertParams,
     SerialNumber, SubjectPublicKeyInfo,
 };
 use rustls::RootCertStore;
-use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -298,9 +297,8 @@ impl Authority {
         let own = own.map_err(|error| wrong(error.to_string()))?;
         let mut roots = RootCertStore::empty();
         roots.add(own).map_err(|error| wrong(error.to_string()))?;
-        let provider = Arc::new(ring::default_provider());
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        let roots = Arc::new(roots);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
         let verifier = verifier.map_err(|error| wrong(error.to_string()))?;
         let last = u64::try_from(last).unwrap_or_default();
         let last = UnixTime::since_unix_epoch(Duration::from_secs(last));

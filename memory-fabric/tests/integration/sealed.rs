@@ -5,7 +5,8 @@ use fabric_homes::NodeId;
 use fabric_test_support::hostile::{Forgery, Hostile, Slab};
 use fabric_test_support::*;
 use memory_fabric::fabric::{
-    Compression, DrainState, FabricConfig, FabricEvent, OnLostMemory, Redundancy, Sealing,
+    Compression, DonorAddress, DrainState, FabricConfig, FabricEvent, OnLostMemory, Redundancy,
+    Sealing,
 };
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex};
@@ -18,6 +19,16 @@ const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;
 /// Forged answers of each kind.
 const TRIES: u64 = 10_000;
+
+fn at(address: SocketAddr) -> DonorAddress {
+    DonorAddress {
+        name: None,
+        zone: None,
+        address,
+        fingerprint: None,
+        bytes: None,
+    }
+}
 
 fn sealed(donors: &[SocketAddr]) -> FabricConfig {
     let mut config = config(GUEST, LOCAL, donors);
@@ -353,13 +364,7 @@ fn a_hostile_donor_that_joined_ends_the_guest_whose_added_memory_it_has() {
             let running = start(&config);
             let words = Words::of(&running.fabric);
             let hotplug = running.fabric.hotplug().expect("it was asked for");
-            let donor = memory_fabric::fabric::DonorAddress {
-                name: None,
-                zone: None,
-                address: hostile.address,
-                fingerprint: None,
-                bytes: None,
-            };
+            let donor = at(hostile.address);
             hotplug.request(24 << 20, Some(donor)).expect("it joins");
             hotplug.plug(0..12).expect("memory");
             let added = 64 * 512..64 * 512 + 12 * 512;
@@ -393,13 +398,7 @@ fn a_donor_joins_sealed_and_returns_after_it_left() {
     fill_some(words, 0..(48 << 20) / PAGE_SIZE);
     let hotplug = running.fabric.hotplug().expect("it was asked for");
     for _ in 0..2 {
-        let donor = memory_fabric::fabric::DonorAddress {
-            name: None,
-            zone: None,
-            address: joins.address(),
-            fingerprint: None,
-            bytes: None,
-        };
+        let donor = at(joins.address());
         hotplug.request(24 << 20, Some(donor)).expect("it joins");
         hotplug.plug(0..12).expect("memory");
         let added = 64 * 512..64 * 512 + 12 * 512;

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
@@ -256,19 +258,21 @@ fn once_a_flush_has_failed_none_succeeds() {
 fn a_flush_beside_one_that_fails_does_not_succeed() {
     let file = image(4096);
     let disk = &Disk::open(file.path(), false).unwrap();
-    let (started, has_started) = std::sync::mpsc::channel();
+    let (started, has_started) = channel();
+    let (ended, result) = channel();
     thread::scope(|scope| {
-        let other = scope.spawn(move || {
+        scope.spawn(move || {
             has_started.recv().unwrap();
-            disk.flush()
+            ended.send(disk.flush()).unwrap();
         });
         let first = disk.flush_by(|_| {
             started.send(()).unwrap();
-            // The other one would end in this time, if it did not wait.
-            thread::sleep(std::time::Duration::from_millis(100));
+            // One that does not wait ends meanwhile.
+            let other = result.recv_timeout(Duration::from_millis(200));
+            assert!(other.is_err(), "{other:?}");
             Err(io::Error::from_raw_os_error(libc::EIO))
         });
         first.unwrap_err();
-        other.join().unwrap().unwrap_err();
+        result.recv().unwrap().unwrap_err();
     });
 }

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use super::connection::BUFFER_BYTES;
 use super::packet::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
@@ -41,7 +42,12 @@ fn fill(bed: &Bed, guest: Header) -> usize {
 fn taken(bed: &Bed, client: &mut UnixStream) -> usize {
     client.set_nonblocking(true).unwrap();
     let (mut all, mut bytes) = (0, [0; 8192]);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
+        assert!(
+            Instant::now() < deadline,
+            "it does not end after {all} bytes"
+        );
         match client.read(&mut bytes) {
             Ok(0) => return all,
             Ok(count) => all += count,

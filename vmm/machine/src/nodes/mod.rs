@@ -455,8 +455,12 @@ mod tests {
             nodes.post([2].into_iter(), Event::Nmi, here);
             scope.spawn(move || nodes.post([0, 2].into_iter(), Event::Nmi, here));
             waiting.recv().expect("it waits");
-            nodes.notified(1, 0, 1).expect("it comes");
+            let (learnt, has_learnt) = channel();
+            scope.spawn(move || learnt.send(nodes.notified(1, 0, 1).is_ok()));
+            let has_learnt = has_learnt.recv_timeout(Duration::from_secs(10));
+            // Before the check, so that no thread is left waiting if it fails.
             release.send(()).expect("it waits");
+            assert_eq!(has_learnt, Ok(true));
         });
     }
 

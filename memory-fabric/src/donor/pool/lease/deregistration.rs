@@ -25,9 +25,7 @@ impl Lease {
             tracing::warn!(vm = self.vm, %error, "memory is deregistered without a thread");
         }
     }
-}
 
-impl Lease {
     /// Keeps the memory lent that an adapter may still access.
     pub(super) fn keep_lent(self: &Arc<Self>) {
         tracing::warn!(
