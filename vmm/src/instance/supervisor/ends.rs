@@ -89,22 +89,27 @@ impl Supervisor {
     }
 
     /// Waits up to `limit` for the run to finish, and longer while a disk is busy; returns `None`
-    /// when it has.
+    /// when it has. Returns early if its end is requested meanwhile, which has another limit.
     fn late<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         limit: Duration,
+        was_requested: bool,
     ) -> Option<MutexGuard<'a, State>> {
         let last = Instant::now() + limit + DISK_TIME_MAX;
+        let is_same = |state: &State| state.end.is_some() == was_requested;
         loop {
             let left = limit.min(last.saturating_duration_since(Instant::now()));
             state = self
                 .changed
-                .wait_timeout_while(state, left, |state| !state.finished)
+                .wait_timeout_while(state, left, |state| !state.finished && is_same(state))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
             if state.finished {
                 return None;
+            }
+            if !is_same(&state) {
+                return Some(state);
             }
             let at_work = state
                 .machine
@@ -128,17 +133,21 @@ impl Supervisor {
             if state.finished {
                 return;
             }
+            let is_requested = state.end.is_some();
             // A machine that does not run yet ends before its start, if nothing blocks it.
-            let limit = if state.end.is_none() {
+            let limit = if !is_requested {
                 AFTER_GUEST_TIME_MAX
             } else if state.machine.is_some() {
                 END_TIME_MAX
             } else {
                 START_END_TIME_MAX
             };
-            let Some(state) = self.late(state, limit) else {
+            let Some(state) = self.late(state, limit, is_requested) else {
                 return;
             };
+            if state.end.is_some() != is_requested {
+                continue;
+            }
             let end = state.end.clone().or_else(|| state.after_guest.clone());
             // The guest may have been booted again.
             if let Some(end) = end {
@@ -197,6 +206,20 @@ mod tests {
         supervisor.kill();
         let (end, _) = supervisor.finish();
         assert_eq!(end.map(|end| end.code), Some(ExitCode::Terminated));
+    }
+
+    #[test]
+    fn a_request_to_end_is_not_given_the_time_of_what_fails_after_the_guest() {
+        let supervisor = of_ended_guest();
+        supervisor.donor_lost("it does not answer".to_owned());
+        // While the thread that watches the end waits for the rest of the run.
+        supervisor.kill();
+        let (sender, returned) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let state = supervisor.late(supervisor.lock(), AFTER_GUEST_TIME_MAX, false);
+            let _ = sender.send(state.is_some());
+        });
+        assert_eq!(returned.recv_timeout(AFTER_GUEST_TIME_MAX / 2), Ok(true));
     }
 
     #[test]
