@@ -363,11 +363,7 @@ fn a_hostile_donor_that_joined_ends_the_guest_whose_added_memory_it_has() {
             config.hotplug = Some(range(64 * 512, 32 * 512));
             let running = start(&config);
             let words = Words::of(&running.fabric);
-            let hotplug = running.fabric.hotplug().expect("it was asked for");
-            let donor = at(hostile.address);
-            hotplug.request(24 << 20, Some(donor)).expect("it joins");
-            hotplug.plug(0..12).expect("memory");
-            let added = 64 * 512..64 * 512 + 12 * 512;
+            let added = join(&running, at(hostile.address));
             fill_some(words, added.clone());
             hostile.forge_all();
             let reader = std::thread::spawn(move || {
@@ -398,10 +394,7 @@ fn a_donor_joins_sealed_and_returns_after_it_left() {
     fill_some(words, 0..(48 << 20) / PAGE_SIZE);
     let hotplug = running.fabric.hotplug().expect("it was asked for");
     for _ in 0..2 {
-        let donor = at(joins.address());
-        hotplug.request(24 << 20, Some(donor)).expect("it joins");
-        hotplug.plug(0..12).expect("memory");
-        let added = 64 * 512..64 * 512 + 12 * 512;
+        let added = join(&running, at(joins.address()));
         fill_some(words, added.clone());
         for page in added.chain(0..4096) {
             verify_page(words, 1, page);
@@ -415,6 +408,14 @@ fn a_donor_joins_sealed_and_returns_after_it_left() {
     }
     assert_eq!(running.fabric.stats().sealing.rejected.get(), 0);
     running.fabric.shutdown();
+}
+
+/// Adds 24 MiB from a donor that joins, and returns its pages.
+fn join(running: &Running, donor: DonorAddress) -> std::ops::Range<usize> {
+    let hotplug = running.fabric.hotplug().expect("it was asked for");
+    hotplug.request(24 << 20, Some(donor)).expect("it joins");
+    hotplug.plug(0..12).expect("memory");
+    64 * 512..64 * 512 + 12 * 512
 }
 
 fn fill_some(words: Words, pages: std::ops::Range<usize>) {

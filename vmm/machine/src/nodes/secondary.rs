@@ -373,8 +373,7 @@ fn obey(commands: &Commands<Command>, periodic: &mut Periodic) {
     while !shared.control.has_ended() {
         // A vCPU may end the run as well, which nobody sends a command for.
         match commands.recv_timeout(periodic.left()) {
-            Ok(Command::Pause(number)) => {
-                let mut number = number;
+            Ok(Command::Pause(mut number)) => {
                 // Returns early when the pause is over, and then nobody waits for the answer.
                 while !shared.control.has_ended() && shared.control.is_paused() {
                     if shared.control.wait_paused(periodic.left()) {
