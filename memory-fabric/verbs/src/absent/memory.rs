@@ -122,6 +122,12 @@ impl MemoryRegion {
     pub fn remote_key(&self) -> u32 {
         match self.0 {}
     }
+
+    /// Ends the registration.
+    #[must_use]
+    pub fn end(self) -> bool {
+        match self.0 {}
+    }
 }
 
 impl Drop for MemoryRegion {
