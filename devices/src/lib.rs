@@ -10,10 +10,11 @@
 //! | device | where | purpose |
 //! |---|---|---|
 //! | [`SerialPort`] | ports 0x3f8..0x400 | 16550 console; a second one at 0x2f8 |
-//! | [`I8042`] | ports 0x60..0x65 | restart by the keyboard controller |
+//! | [`I8042`] | ports 0x60 and 0x64 | restart by the keyboard controller |
 //! | [`PmRegisters`] | 6 ports | ACPI PM1 blocks: power off by S5 |
 //! | [`ResetRegister`] | 1 port | ACPI reset register |
 //! | [`PmTimer`] | 4 ports | ACPI power-management timer |
+//! | [`I8254`] | ports 0x40..0x44 and 0x61 | timer, of which channel 2 counts |
 //! | [`I8259`] | ports 0x20..0x22 and 0xa0..0xa2 | interrupt controllers without inputs |
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
 //! | [`BootTimer`] | port 0x5f4 | the guest reports that its init runs, and that it has booted |
@@ -39,6 +40,7 @@ mod event;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod i8042;
+mod i8254;
 mod i8259;
 mod panic_port;
 mod pm_timer;
@@ -58,7 +60,8 @@ pub use boot_timer::{
 pub use bus::{Bus, BusDevice, BusError, BusRange};
 pub use console_output::{CONSOLE_BUFFER_BYTES_MAX, ConsoleOutput};
 pub use event::{MachineEvent, MachineEvents};
-pub use i8042::{I8042, I8042_LEN, I8042_PORT};
+pub use i8042::{I8042, I8042_COMMAND_PORT, I8042_DATA_PORT};
+pub use i8254::{I8254, I8254_LEN, I8254_PORT, SPEAKER_PORT};
 pub use i8259::{I8259, I8259_FIRST_PORT, I8259_LEN, I8259_SECOND_PORT};
 pub use panic_port::{PANIC_ACPI_ID, PANIC_PORT, PanicPort};
 pub use pm_timer::{PM_TIMER_LEN, PM_TIMER_OFFSET, PmTimer};

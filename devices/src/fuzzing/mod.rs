@@ -75,6 +75,10 @@ pub const TARGETS: &[Target] = &[
         run: ports::i8042,
     },
     Target {
+        name: "i8254",
+        run: ports::i8254,
+    },
+    Target {
         name: "rtc",
         run: ports::rtc,
     },
@@ -270,7 +274,8 @@ mod tests {
     use super::*;
 
     crate::fuzz_tests! {
-        block net rng vsock console balloon mem transport serial i8042 rtc acpi_pm panic_port bus
+        block net rng vsock console balloon mem transport serial i8042 i8254 rtc acpi_pm
+        panic_port bus
     }
 
     #[test]

@@ -10,8 +10,9 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use crate::virtio::{Entropy, MmioTransport, VIRTIO_MMIO_LEN};
 use crate::{
     BOOT_TIMER_PORT, BootTimer, Bus, BusDevice, CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc,
-    ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, InterruptLine, MachineEvents,
-    PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
+    ConsoleOutput, EventFdTrigger, I8042, I8042_COMMAND_PORT, I8042_DATA_PORT, I8254, I8254_LEN,
+    I8254_PORT, InterruptLine, MachineEvents, PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters,
+    ResetRegister, SERIAL_LEN, SPEAKER_PORT, SerialPort,
 };
 
 /// Limit of accesses per input.
@@ -69,7 +70,18 @@ pub(super) fn serial(input: &[u8]) {
 }
 
 pub(super) fn i8042(input: &[u8]) {
-    registers(&I8042::new(events()), I8042_LEN, input, drop);
+    for port in I8042::ports(events()) {
+        registers(&port, 1, input, drop);
+    }
+}
+
+pub(super) fn i8254(input: &[u8]) {
+    let timer = Arc::new(I8254::new());
+    let speaker = timer.speaker();
+    registers(&*timer, I8254_LEN, input, |byte| {
+        speaker.write(0, &[byte]);
+        speaker.read(0, &mut [byte]);
+    });
 }
 
 pub(super) fn rtc(input: &[u8]) {
@@ -99,7 +111,16 @@ pub(super) fn bus(input: &[u8]) {
     let (ports, mmio) = (whole_port_bus(), whole_mmio_bus());
     let access = |data: &mut Unstructured<'_>| -> Result<()> {
         let (what, near) = <(u8, u8)>::arbitrary(data)?;
-        let bases = [0x60, 0x70, 0x3f8, BOOT_TIMER_PORT, PANIC_PORT, 0x600, 0xcf9];
+        let bases = [
+            0x40,
+            0x60,
+            0x70,
+            0x3f8,
+            BOOT_TIMER_PORT,
+            PANIC_PORT,
+            0x600,
+            0xcf9,
+        ];
         let base = bases[usize::from(near) % bases.len()];
         let (bus, base) = match what & 0x80 {
             0 => (&ports, base),
@@ -155,8 +176,14 @@ fn whole_port_bus() -> Bus {
     let mut ports = Bus::port_io();
     let end = events();
     let power = PmRegisters::new(end.clone(), Arc::new(NoLine));
-    let devices: [(u64, u64, Arc<dyn BusDevice>); 6] = [
-        (I8042_PORT, I8042_LEN, Arc::new(I8042::new(end.clone()))),
+    let [keyboard, commands] = I8042::ports(end.clone());
+    let timer = Arc::new(I8254::new());
+    let speaker = timer.speaker();
+    let devices: [(u64, u64, Arc<dyn BusDevice>); 9] = [
+        (I8042_DATA_PORT, 1, Arc::new(keyboard)),
+        (I8042_COMMAND_PORT, 1, Arc::new(commands)),
+        (I8254_PORT, I8254_LEN, timer),
+        (SPEAKER_PORT, 1, speaker),
         (CMOS_RTC_PORT, CMOS_RTC_LEN, Arc::new(CmosRtc::new())),
         (PANIC_PORT, 1, Arc::new(PanicPort::new(end.clone()))),
         (BOOT_TIMER_PORT, 1, Arc::new(BootTimer::new())),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use devices::{
     BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_PORT, CmosRtc,
-    ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvents, PANIC_PORT,
-    PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
+    ConsoleOutput, EventFdTrigger, I8042, I8042_COMMAND_PORT, I8042_DATA_PORT, MachineEvents,
+    PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
 };
 
 use crate::error::MachineError;
@@ -38,7 +38,9 @@ pub(crate) fn port_bus(
 ) -> Result<Bus, MachineError> {
     let mut ports = Bus::port_io();
     ports.insert(COM1_PORT, SERIAL_LEN, Arc::clone(serial) as _)?;
-    ports.insert(I8042_PORT, I8042_LEN, Arc::new(I8042::new(events.clone())))?;
+    let [keyboard, commands] = I8042::ports(events.clone());
+    ports.insert(I8042_DATA_PORT, 1, Arc::new(keyboard))?;
+    ports.insert(I8042_COMMAND_PORT, 1, Arc::new(commands))?;
     ports.insert(CMOS_RTC_PORT, CMOS_RTC_LEN, Arc::new(CmosRtc::new()))?;
     ports.insert(PANIC_PORT, 1, Arc::new(PanicPort::new(events.clone())))?;
     ports.insert(BOOT_TIMER_PORT, 1, Arc::clone(boot_timer) as _)?;

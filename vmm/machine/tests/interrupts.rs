@@ -143,6 +143,22 @@ fn an_interrupt_comes_when_cr8_is_lowered_below_it() {
     }
 }
 
+/// The output of the 8254's channel 2 rises, with ours and with KVM's.
+#[test]
+fn a_guest_can_wait_for_the_timer_in_port_0x61() {
+    if !kvm_is_there() {
+        return;
+    }
+    for irqchip in [Irqchip::User, Irqchip::Kernel] {
+        let guest = Guest { irqchip, ..USER };
+        let running = Running::start(guest, tiny_guests::wait_for_timer::code());
+        // The output is high, the count was written, mode 0, both bytes of a count are written.
+        running.wait_for(0xb0);
+        let end = running.finish();
+        assert_eq!(end, (Outcome::Shutdown, String::new()), "{irqchip:?}");
+    }
+}
+
 /// What these guests expect is so with KVM's own controllers too.
 #[test]
 fn cpus_start_and_wake_each_other_with_the_kernels_controllers() {

@@ -22,6 +22,7 @@ pub use exec::{exec_and_stay, exec_garbled, exec_result};
 pub use machine::{
     halt_for_ever, init_reached, is_tsc_invariant, keyboard_reset, reset_register,
     run_where_no_memory_is, second_cpu, touch_absent_page, triple_fault, unknown_port,
+    wait_for_timer,
 };
 pub use virtio::{read_two_disks, reboot_until_c, report_free_pages};
 pub use walk::{

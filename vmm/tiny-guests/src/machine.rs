@@ -45,6 +45,32 @@ guest!(
     "2: jmp 2b",
 );
 
+// Waits for channel 2 of the 8254 to count 10 ms, as Linux does in `pit_calibrate_tsc`, and prints the
+// status that it then has.
+guest!(
+    wait_for_timer,
+    "in al, 0x61",
+    "and al, 0xfd",
+    "or al, 1",
+    "out 0x61, al",
+    "mov al, 0xb0",
+    "out 0x43, al",
+    "mov al, 0x9b",
+    "out 0x42, al",
+    "mov al, 0x2e",
+    "out 0x42, al",
+    "2: in al, 0x61",
+    "test al, 0x20",
+    "jz 2b",
+    "mov al, 0xe8",
+    "out 0x43, al",
+    "in al, 0x42",
+    "mov dx, 0x3f8",
+    "out dx, al",
+    "power_off",
+    "3: jmp 3b",
+);
+
 guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
 
 guest!(

@@ -57,8 +57,8 @@ pub(super) fn fadt(dsdt: u64, facs: u64, irqchip: Irqchip) -> Vec<u8> {
     fadt.pm1_cnt_len = PM1_CONTROL_BYTES;
     fadt.x_pm1a_cnt_blk = port_block(control, PM1_CONTROL_BYTES);
     if irqchip == Irqchip::User {
-        // Without an 8254 this timer is what a kernel calibrates the timers of the local APICs
-        // with.
+        // Without channel 0 of an 8254 this timer is what a kernel calibrates the timers of the local
+        // APICs with.
         let timer = offset(PM_TIMER_OFFSET);
         let bytes = u8::try_from(PM_TIMER_LEN).unwrap_or(0);
         fadt = fadt.flag(Flags::TmrValExt);

@@ -1,8 +1,8 @@
 //! The interrupt controllers.
 //!
 //! Either all are in KVM: local APICs, I/O APIC, two 8259s and the timer 8254. Or local APICs and
-//! I/O APIC are in user space, and there is neither a working 8259 nor an 8254. The rest of the
-//! machine uses only [`InterruptController`].
+//! I/O APIC are in user space, without a working 8259, and with an 8254 that interrupts nothing. The
+//! rest of the machine uses only [`InterruptController`].
 
 mod kernel;
 pub(crate) mod user;
@@ -10,8 +10,8 @@ pub(crate) mod user;
 use std::sync::Arc;
 
 use devices::{
-    Bus, EventFdTrigger, I8259, I8259_FIRST_PORT, I8259_LEN, I8259_SECOND_PORT, InterruptLine,
-    PM_TIMER_LEN, PM_TIMER_OFFSET, PmTimer,
+    Bus, EventFdTrigger, I8254, I8254_LEN, I8254_PORT, I8259, I8259_FIRST_PORT, I8259_LEN,
+    I8259_SECOND_PORT, InterruptLine, PM_TIMER_LEN, PM_TIMER_OFFSET, PmTimer, SPEAKER_PORT,
 };
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::{VcpuFd, VmFd};
@@ -72,6 +72,9 @@ impl InterruptController {
         for port in [I8259_FIRST_PORT, I8259_SECOND_PORT] {
             ports.insert(port, I8259_LEN, Arc::new(I8259::default()))?;
         }
+        let timer = Arc::new(I8254::new());
+        ports.insert(SPEAKER_PORT, 1, timer.speaker())?;
+        ports.insert(I8254_PORT, I8254_LEN, timer)?;
         let pm_timer = u64::from(layout::PM_PORT) + PM_TIMER_OFFSET;
         ports.insert(pm_timer, PM_TIMER_LEN, Arc::new(PmTimer::new()))?;
         Ok(())
