@@ -3,7 +3,9 @@
 mod release;
 
 use super::{LinkConfig, LinkEvent, LinkObserver, LinkRequest, LinkStats, describe};
-use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::control::{
+    CONNECT_TIMEOUT, CONTROL_TIMEOUT, ControlError, ControlStream, start_timeout,
+};
 use crate::stream::{Carrier, Stream};
 use crate::wire::{
     FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass,
@@ -149,7 +151,8 @@ impl Keeper {
             status,
             last_break: None,
         };
-        if let Err(error) = keeper.connect_ports() {
+        let timeout = start_timeout(&keeper.config.carrier);
+        if let Err(error) = keeper.connect_ports(timeout) {
             let _ = keeper.renew(FrameKind::Release);
             return Err(error);
         }
@@ -339,7 +342,7 @@ impl Keeper {
             ControlError::Refused { .. } => Err(error),
             _ => self.resume(),
         });
-        match attempt.and_then(|()| self.connect_ports()) {
+        match attempt.and_then(|()| self.connect_ports(CONNECT_TIMEOUT)) {
             Ok(()) => Ok(()),
             Err(ControlError::Refused {
                 refusal: Refusal::UnknownLease,
@@ -386,7 +389,7 @@ impl Keeper {
 
     /// Makes every connection that is wanted, just after a renewal. Each may take as long as a short
     /// lease lasts, which is renewed in between.
-    fn connect_ports(&mut self) -> Result<(), ControlError> {
+    fn connect_ports(&mut self, timeout: Duration) -> Result<(), ControlError> {
         let mut renewed_at = Instant::now();
         for index in 0..self.ports.len() {
             if !self.ports[index].wanted {
@@ -398,7 +401,7 @@ impl Keeper {
             }
             let port = &mut self.ports[index];
             let (address, carrier) = (self.config.address, &self.config.carrier);
-            let mut stream = ControlStream::connect_by(address, carrier)?;
+            let mut stream = ControlStream::connect_within(timeout, address, carrier)?;
             // The epoch is read after a transport asked for the connection, so it is none from
             // before a request that the transport has sent.
             stream.attach(self.grant.token, port.class, &self.config.ends())?;

@@ -131,7 +131,7 @@ impl Leased {
     ///
     /// When the donor is absent, refuses or breaks the protocol.
     pub fn obtain(config: LinkConfig) -> Result<Self, ControlError> {
-        let mut control = ControlStream::connect_by(config.address, &config.carrier)?;
+        let mut control = ControlStream::connect_at_start(config.address, &config.carrier)?;
         let duration = lease_duration(config.grace);
         let request = LeaseRequest {
             vm: config.vm.clone(),
@@ -153,7 +153,7 @@ impl Leased {
     ///
     /// When the donor is absent, has no such lease or breaks the protocol.
     pub fn resume(config: LinkConfig, grant: LeaseGrant) -> Result<Self, ControlError> {
-        let mut control = ControlStream::connect_by(config.address, &config.carrier)?;
+        let mut control = ControlStream::connect_at_start(config.address, &config.carrier)?;
         let _: LeaseStatus = control.call(FrameKind::Resume, &grant.token, FrameKind::Status)?;
         Self::measured(config, control, grant)
     }

@@ -48,6 +48,7 @@ pub struct UdpProxy {
 struct Shared {
     stop: AtomicBool,
     done: AtomicU32,
+    clients: AtomicU32,
     /// What passed, once that is asked for.
     captured: OnceLock<Arc<Mutex<Vec<u8>>>>,
     orders: Mutex<Orders>,
@@ -124,6 +125,16 @@ impl UdpProxy {
     /// Withholds all datagrams of VMs after the donor's next one with such a length.
     pub fn withhold_after(&self, bytes: Range<usize>) {
         self.orders().withhold_after = Some(bytes);
+    }
+
+    /// Withholds all datagrams of VMs from now on.
+    pub fn withhold(&self) {
+        self.orders().withholding = true;
+    }
+
+    /// Returns how many sockets of VMs have sent something.
+    pub fn clients(&self) -> u32 {
+        self.shared.clients.load(Ordering::SeqCst)
     }
 
     /// Returns whether datagrams of VMs are withheld now.
@@ -215,6 +226,7 @@ impl Network {
         let donor = UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
         donor.connect(self.donor).expect("a donor");
         donor.set_nonblocking(true).expect("a socket");
+        self.shared.clients.fetch_add(1, Ordering::SeqCst);
         self.paths.push(Path {
             client,
             donor,

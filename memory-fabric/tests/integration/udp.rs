@@ -131,6 +131,31 @@ fn auto_takes_udp_only_where_tcp_does_not_pass() {
     by_udp.fabric.shutdown();
 }
 
+/// A host that is starved of processor time answers late; no kernel answers for it as with TCP.
+#[test]
+fn a_donor_that_is_late_at_the_start_is_waited_for() {
+    let donor = donor(GUEST);
+    let proxy = UdpProxy::new(donor.address(), Weather::Fair);
+    proxy.withhold();
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| start(&over_udp(proxy.address)));
+        // Three attempts fit into the time of a reconnection.
+        let deadline = Instant::now() + PATIENCE;
+        while proxy.clients() < 4 {
+            assert!(Instant::now() < deadline, "{} attempts", proxy.clients());
+            assert!(!starting.is_finished(), "{} attempts", proxy.clients());
+            std::thread::yield_now();
+        }
+        proxy.release();
+        let running = starting.join().expect("a start");
+        let words = Words::of(&running.fabric);
+        fill(words, 5);
+        verify(words, 5);
+        running.fabric.shutdown();
+    });
+    assert_eq!(donor.pool().leases(), 0);
+}
+
 #[test]
 fn an_absent_donor_is_named_within_the_deadline() {
     let nobody = std::net::UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
@@ -139,7 +164,7 @@ fn an_absent_donor_is_named_within_the_deadline() {
     let text = refusal(&over_udp(silent));
     assert!(text.contains(&silent.to_string()), "{text}");
     assert!(text.contains("timed out"), "{text}");
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(started.elapsed() < Duration::from_secs(20));
     drop(nobody);
     let text = refusal(&over_udp(silent));
     assert!(

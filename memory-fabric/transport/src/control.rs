@@ -1,8 +1,9 @@
 //! Complete frames over a blocking stream, each with a deadline: for setting up connections, and
 //! for all of a control connection.
 
+use crate::kind::PathKind;
 use crate::stream::{Carrier, Closer, Stream};
-use crate::tls::{Peer, TlsError};
+use crate::tls::{HANDSHAKE_TIMEOUT, Peer, TlsError};
 use fabric_homes::NodeId;
 use fabric_identity::{CertificateDer, Subject};
 use fabric_wire::{
@@ -20,6 +21,17 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Timeout of a peer for one control frame.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Timeout of each connection at the start of a VM, which one donor that is late would end. By QUIC it
+/// is that of TCP's connection and of the handshake of TLS together, since no kernel answers for the
+/// donor.
+#[must_use]
+pub const fn start_timeout(carrier: &Carrier) -> Duration {
+    match carrier.kind() {
+        PathKind::Udp => CONNECT_TIMEOUT.saturating_add(HANDSHAKE_TIMEOUT),
+        _ => CONNECT_TIMEOUT,
+    }
+}
 
 /// Longest wait of [`ControlStream::settle`]: several round trips and retransmissions, except across
 /// continents. The caller serves nothing meanwhile.
@@ -85,6 +97,15 @@ impl ControlStream {
     /// peer is not the one that is wanted.
     pub fn connect_by(peer: SocketAddr, carrier: &Carrier) -> Result<Self, ControlError> {
         Self::connect_within(CONNECT_TIMEOUT, peer, carrier)
+    }
+
+    /// The same at the start of a VM, within [`start_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// See [`connect_by`](Self::connect_by).
+    pub fn connect_at_start(peer: SocketAddr, carrier: &Carrier) -> Result<Self, ControlError> {
+        Self::connect_within(start_timeout(carrier), peer, carrier)
     }
 
     /// The same, with another timeout.

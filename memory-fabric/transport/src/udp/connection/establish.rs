@@ -17,9 +17,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Attempts to connect. Each but the last has a limited time, in which several packets may be lost.
-const ATTEMPTS: u32 = 3;
-const ATTEMPT_TIME: Duration = Duration::from_millis(600);
+/// Times of the first attempts to connect, in which several packets may be lost.
+const FIRST_ATTEMPTS: [Duration; 2] = [Duration::from_millis(600); 2];
+/// Time of each later one.
+const ATTEMPT_TIME: Duration = Duration::from_secs(2);
 
 impl UdpStream {
     /// Connects to an expected donor.
@@ -48,19 +49,20 @@ impl UdpStream {
         deadline: Instant,
     ) -> io::Result<Self> {
         let config = settings::client(tls)?;
-        for _ in 1..ATTEMPTS {
-            let until = deadline.min(Instant::now() + ATTEMPT_TIME);
+        let mut first = FIRST_ATTEMPTS.into_iter();
+        loop {
+            let (is_first, time) = match first.next() {
+                Some(time) => (true, time),
+                None => (false, ATTEMPT_TIME),
+            };
+            let until = deadline.min(Instant::now() + time);
             match Self::attempt(peer, config.clone(), until) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut && until < deadline => {}
                 // A handshake that was corrupted in transit does not recover.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::TimedOut | io::ErrorKind::ConnectionReset
-                    ) && Instant::now() < deadline => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset && is_first => {}
                 other => return other,
             }
         }
-        Self::attempt(peer, config, deadline)
     }
 
     fn attempt(
