@@ -14,6 +14,7 @@ use super::abi::{
 use super::library::{Library, query_on_demand, verbs};
 use super::memory::ProtectionDomain;
 use super::queue::CompletionQueue;
+use super::removal::Entry;
 use super::resources::{Counts, DeviceUsage, Resources};
 use super::settings::Settings;
 use super::{RdmaError, check, failed, on_demand};
@@ -50,6 +51,8 @@ pub struct Device {
     name: String,
     /// Its sysfs entry, which disappears when its removal starts.
     path: PathBuf,
+    /// Its other sysfs entry, which disappears when all its objects have ended.
+    entry: Entry,
     reliable: bool,
     limits: Limits,
     pages_on_demand: bool,
@@ -163,12 +166,14 @@ impl Device {
     fn open(device: NonNull<ibv_device>) -> Result<Self, RdmaError> {
         // SAFETY: the device is in a list that is not freed before this returns, and its names are
         // zero-terminated arrays.
-        let (name, path, transport) = unsafe {
+        let (name, path, entry, transport) = unsafe {
             let device = device.as_ref();
             let text =
                 |start: *const libc::c_char| CStr::from_ptr(start).to_string_lossy().into_owned();
             let name = text(device.name.as_ptr());
-            (name, text(device.dev_path.as_ptr()), device.transport_type)
+            let path = text(device.dev_path.as_ptr());
+            let entry = text(device.ibdev_path.as_ptr());
+            (name, path, entry, device.transport_type)
         };
         // SAFETY: as above.
         let context = NonNull::new(unsafe { (verbs().ibv_open_device)(device.as_ptr()) });
@@ -179,6 +184,7 @@ impl Device {
             resources: Arc::new(Resources::new(&name, Counts::default())),
             name,
             path: path.into(),
+            entry: Entry::at(entry.into()),
             reliable: transport == ibv_transport_type::IBV_TRANSPORT_IB,
             limits: Limits::default(),
             // SAFETY: the context is open.
@@ -263,6 +269,10 @@ impl Device {
     /// it, and do not notify them; but they have already removed its entry in sysfs.
     pub fn is_gone(&self) -> bool {
         !self.path.exists()
+    }
+
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// Returns the current state of its ports.

@@ -12,6 +12,7 @@
 //!   connections; `on_demand`: detection of on-demand paging, which avoids pinning;
 //! - [`queue`]: completion queues, and sleeping until a request completes;
 //! - [`pair`]: queue pairs of reliable connections, and their states;
+//! - `removal`: objects of a device that was removed before them;
 //! - [`settings`]: what users may set of connections;
 //! - [`endpoint`]: the parameters that two ends exchange;
 //! - [`batch`]: requests that are posted together.
@@ -41,6 +42,8 @@ mod on_demand;
 pub mod pair;
 #[cfg(feature = "libibverbs")]
 pub mod queue;
+#[cfg(feature = "libibverbs")]
+mod removal;
 pub mod resources;
 pub mod room;
 pub mod settings;

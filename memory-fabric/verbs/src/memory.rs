@@ -3,6 +3,7 @@
 use super::abi::{ibv_access_flags, ibv_mr, ibv_pd};
 use super::device::Device;
 use super::library::verbs;
+use super::removal::check_end;
 use super::resources::{self, Share};
 use super::staging::StagingPool;
 use super::{RdmaError, check, failed};
@@ -287,7 +288,8 @@ impl MemoryRegion {
         self.has_ended = true;
         // SAFETY: the region is ours, and is passed once; requests that still use it fail from now on.
         let result = unsafe { (verbs().ibv_dereg_mr)(self.region.as_ptr()) };
-        let ended = check("ibv_dereg_mr", self.domain.device.name(), result);
+        let device = &self.domain.device;
+        let ended = check_end("ibv_dereg_mr", device.name(), device, result);
         if let Err(error) = &ended {
             std::mem::forget(Arc::clone(&self.memory));
             tracing::warn!("{error}");

@@ -32,6 +32,7 @@ use super::endpoint::{Endpoint, NUMBER_MAX};
 use super::library::verbs;
 use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
+use super::removal::check_end;
 use super::resources::Share;
 use super::settings::Retries;
 use super::{RdmaError, check, failed};
@@ -451,7 +452,8 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: the pair is ours. After the call the adapter no longer accesses memory for it.
         let result = unsafe { (verbs().ibv_destroy_qp)(self.pair.as_ptr()) };
-        if let Err(error) = check("ibv_destroy_qp", &self.on, result) {
+        let ended = check_end("ibv_destroy_qp", &self.on, self.domain.device(), result);
+        if let Err(error) = ended {
             self.domain.keep_memory_unused();
             tracing::warn!("{error}");
         }

@@ -1,0 +1,143 @@
+//! Objects of an adapter that was removed, or reset, before they were ended.
+//!
+//! The kernel ends all objects of such a device itself where the driver allows that
+//! (`disassociate_ucontext`: those of adapters; not SoftRoCE). From then on every verb fails with EIO,
+//! those that end an object too, and libibverbs passes that on. The error alone does not say that an
+//! object has ended, since verbs are refused before. But the device's entry in
+//! `/sys/class/infiniband` is removed after all objects have ended (`ib_unregister_device`), and only
+//! then can another device have its name.
+
+use super::device::Device;
+use super::{RdmaError, check};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to end the objects of a removed device.
+const REMOVAL_TIME_MAX: Duration = Duration::from_secs(2);
+/// How often it is looked whether it has.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A device's entry in `/sys/class/infiniband`.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    path: PathBuf,
+    /// That of another device with the name has another number.
+    number: Option<u64>,
+}
+
+impl Entry {
+    /// Returns the entry that is there now.
+    pub(crate) fn at(path: PathBuf) -> Self {
+        let number = fs::metadata(&path).ok().map(|entry| entry.ino());
+        Self { path, number }
+    }
+
+    /// Returns whether it was there once, and is no longer.
+    fn is_removed(&self) -> bool {
+        self.number
+            .is_some_and(|ours| match fs::metadata(&self.path) {
+                Ok(entry) => entry.ino() != ours,
+                Err(error) => error.kind() == io::ErrorKind::NotFound,
+            })
+    }
+
+    /// Returns whether it is removed, now or within `limit`.
+    fn is_removed_within(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        while !self.is_removed() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        true
+    }
+}
+
+/// Checks the result of a verb that ends an object of the device.
+///
+/// # Errors
+///
+/// When the object may not have ended. May take [`REMOVAL_TIME_MAX`] to find out.
+pub(crate) fn check_end(
+    verb: &'static str,
+    on: &str,
+    device: &Device,
+    result: libc::c_int,
+) -> Result<(), RdmaError> {
+    judge(check(verb, on, result), || {
+        device.entry().is_removed_within(REMOVAL_TIME_MAX)
+    })
+}
+
+/// Decides whether the object has ended; `is_removed` finds out whether its device was removed.
+fn judge(
+    result: Result<(), RdmaError>,
+    is_removed: impl FnOnce() -> bool,
+) -> Result<(), RdmaError> {
+    match result {
+        Err(error) if is_refused(&error) && is_removed() => {
+            tracing::debug!("{error}; the kernel has ended it with its device");
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// Returns whether the verb was refused as all are for a device that is removed.
+fn is_refused(error: &RdmaError) -> bool {
+    matches!(error, RdmaError::Verb { source, .. } if source.raw_os_error() == Some(libc::EIO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> (tempfile::TempDir, Entry) {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join("mlx5_0");
+        fs::create_dir(&path).expect("a directory");
+        (root, Entry::at(path))
+    }
+
+    #[test]
+    fn an_entry_that_goes_is_waited_for_and_one_that_stays_is_there() {
+        let (_root, entry) = entry();
+        assert!(!entry.is_removed_within(Duration::from_millis(20)));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| entry.is_removed_within(Duration::from_secs(60)));
+            fs::remove_dir(&entry.path).expect("removed");
+            assert!(waiting.join().expect("no panic"));
+        });
+    }
+
+    #[test]
+    fn a_new_device_of_the_same_name_is_another() {
+        let (root, entry) = entry();
+        // Made before the first is removed, so that it has another number.
+        let other = root.path().join("new");
+        fs::create_dir(&other).expect("a directory");
+        fs::remove_dir(&entry.path).expect("removed");
+        fs::rename(&other, &entry.path).expect("renamed");
+        assert!(entry.is_removed());
+    }
+
+    #[test]
+    fn an_entry_that_was_never_seen_says_nothing() {
+        let (root, _) = entry();
+        assert!(!Entry::at(root.path().join("mlx5_9")).is_removed());
+    }
+
+    #[test]
+    fn an_object_has_ended_with_its_device_only_if_that_is_why_its_verb_failed() {
+        let failed = |number| check("ibv_destroy_qp", "queue pair 7", number);
+        let never = || -> bool { panic!("not asked") };
+        assert!(judge(failed(0), never).is_ok());
+        assert!(judge(failed(libc::EBUSY), never).is_err());
+        assert!(judge(failed(libc::EIO), || false).is_err());
+        assert!(judge(failed(libc::EIO), || true).is_ok());
+    }
+}
