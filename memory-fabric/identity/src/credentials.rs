@@ -20,7 +20,7 @@ use crate::files::{self, FileError};
 use crate::pinned::PinnedIdentity;
 use crate::presented::{Presented, PresentedError, check_chain};
 use crate::subject::{Name, Role, Subject};
-use crate::verifiers::{MemberVerifier, NodeVerifier};
+use crate::verifiers::{Confirming, MemberVerifier, NodeVerifier, Revocation};
 use crate::{Fingerprint, certificate, revocation};
 
 /// The certificate, and those between it and the authority.
@@ -110,7 +110,7 @@ pub struct Credentials {
     provider: Arc<CryptoProvider>,
     presented: Presented,
     /// What [`Self::confirm`] checks with, made by its first use.
-    confirming: OnceLock<Result<Arc<dyn ClientCertVerifier>, String>>,
+    confirming: OnceLock<Result<Confirming<dyn ClientCertVerifier>, String>>,
 }
 
 impl fmt::Debug for Credentials {
@@ -168,9 +168,11 @@ impl Credentials {
         check_chain(&loaded.chain[0], &loaded.chain[1..]).map_err(|why| refused(&why))?;
         // Every certificate of an authority of this program is one for clients.
         let verifier = loaded.confirming()?;
-        verifier
-            .verify_client_cert(&loaded.chain[0], &loaded.chain[1..], now())
-            .map_err(|error| refused(&error))?;
+        let (certificate, between) = (&loaded.chain[0], &loaded.chain[1..]);
+        let confirmed = verifier.each(between, |verifier| {
+            verifier.verify_client_cert(certificate, between, now())
+        });
+        confirmed.map_err(|error| refused(&error))?;
         Ok(loaded)
     }
 
@@ -238,16 +240,17 @@ impl Credentials {
     }
 
     /// Checks who confirms a certificate of a client, without what is specific to a cluster.
-    fn confirming(&self) -> Result<Arc<dyn ClientCertVerifier>, CredentialsError> {
-        let provider = Arc::clone(&self.provider);
-        WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), provider)
-            .with_crls(self.revoked.clone())
-            .only_check_end_entity_revocation()
-            .build()
-            .map_err(|error| CredentialsError::Unusable {
-                path: REVOKED_FILE.into(),
-                reason: error.to_string(),
-            })
+    fn confirming(&self) -> Result<Confirming<dyn ClientCertVerifier>, CredentialsError> {
+        Confirming::new(!self.revoked.is_empty(), |revocation| {
+            let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
+            let builder = WebPkiClientVerifier::builder_with_provider(roots, provider)
+                .with_crls(self.revoked.clone());
+            let builder = match revocation {
+                Revocation::OfFirst => builder.only_check_end_entity_revocation(),
+                Revocation::OfAllKnown => builder.allow_unknown_revocation_status(),
+            };
+            builder.build().map_err(unusable_lists)
+        })
     }
 
     /// Checks that the authorities confirm the certificate of a peer now, and that it was not revoked.
@@ -264,7 +267,9 @@ impl Credentials {
             verifier.map_err(|error| error.to_string())
         });
         let verifier = verifier.as_ref().map_err(Clone::clone)?;
-        let confirmed = verifier.verify_client_cert(certificate, between, now());
+        let confirmed = verifier.each(between, |verifier| {
+            verifier.verify_client_cert(certificate, between, now())
+        });
         confirmed.map(|_| ()).map_err(|error| error.to_string())
     }
 
@@ -308,16 +313,15 @@ impl Credentials {
     /// Fails when the credentials cannot be used for this.
     pub fn client(&self, node: &Name) -> Result<ClientConfig, CredentialsError> {
         let provider = Arc::clone(&self.provider);
-        let confirming = WebPkiServerVerifier::builder_with_provider(
-            Arc::clone(&self.roots),
-            Arc::clone(&provider),
-        )
-        .with_crls(self.revoked.clone())
-        .only_check_end_entity_revocation()
-        .build()
-        .map_err(|error| CredentialsError::Unusable {
-            path: REVOKED_FILE.into(),
-            reason: error.to_string(),
+        let confirming = Confirming::new(!self.revoked.is_empty(), |revocation| {
+            let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
+            let builder = WebPkiServerVerifier::builder_with_provider(roots, provider)
+                .with_crls(self.revoked.clone());
+            let builder = match revocation {
+                Revocation::OfFirst => builder.only_check_end_entity_revocation(),
+                Revocation::OfAllKnown => builder.allow_unknown_revocation_status(),
+            };
+            builder.build().map_err(unusable_lists)
         })?;
         let cluster = self.presented.subject.cluster.clone();
         let verifier = NodeVerifier::new(confirming, cluster, node.clone());
@@ -336,6 +340,13 @@ impl Credentials {
 fn now() -> UnixTime {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     UnixTime::since_unix_epoch(now.unwrap_or_default())
+}
+
+fn unusable_lists(error: impl std::error::Error) -> CredentialsError {
+    CredentialsError::Unusable {
+        path: REVOKED_FILE.into(),
+        reason: error.to_string(),
+    }
 }
 
 fn unusable(error: rustls::Error) -> CredentialsError {

@@ -38,11 +38,57 @@ fn check(
     Ok(subject)
 }
 
+/// Confirms chains of certificates. `V` is what rustls has for clients, or for servers.
+#[derive(Debug)]
+pub(crate) struct Confirming<V: ?Sized> {
+    /// Looks for the first certificate in the list of its authority, without which it is refused where
+    /// there are lists.
+    first: Arc<V>,
+    /// Looks for all of them in the lists that there are. None where there are none.
+    all: Option<Arc<V>>,
+}
+
+impl<V: ?Sized> Confirming<V> {
+    /// `build` makes what looks for the first certificate alone, or for all.
+    pub(crate) fn new<E>(
+        has_lists: bool,
+        build: impl Fn(Revocation) -> Result<Arc<V>, E>,
+    ) -> Result<Self, E> {
+        let all = has_lists.then(|| build(Revocation::OfAllKnown));
+        Ok(Self {
+            first: build(Revocation::OfFirst)?,
+            all: all.transpose()?,
+        })
+    }
+
+    /// Calls `confirm` with each that has to confirm a chain with these certificates after its first.
+    pub(crate) fn each<T>(
+        &self,
+        intermediates: &[CertificateDer<'_>],
+        confirm: impl Fn(&V) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let confirmed = confirm(&self.first)?;
+        match &self.all {
+            Some(all) if !intermediates.is_empty() => confirm(all),
+            _ => Ok(confirmed),
+        }
+    }
+}
+
+/// Which certificates of a chain must not be revoked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Revocation {
+    /// The first; that there is no list of its authority counts as revoked where there are lists.
+    OfFirst,
+    /// All whose authority has a list.
+    OfAllKnown,
+}
+
 /// Accepts clients that an authority confirms as members of a cluster, and processes to which
 /// members have delegated something.
 #[derive(Debug)]
 pub(crate) struct MemberVerifier {
-    confirming: Arc<dyn ClientCertVerifier>,
+    confirming: Confirming<dyn ClientCertVerifier>,
     cluster: Name,
     roles: &'static [Role],
     delegates: Arc<Delegates>,
@@ -50,7 +96,7 @@ pub(crate) struct MemberVerifier {
 
 impl MemberVerifier {
     pub(crate) fn new(
-        confirming: Arc<dyn ClientCertVerifier>,
+        confirming: Confirming<dyn ClientCertVerifier>,
         cluster: Name,
         roles: &'static [Role],
         delegates: Arc<Delegates>,
@@ -74,7 +120,7 @@ impl MemberVerifier {
 
 impl ClientCertVerifier for MemberVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.confirming.root_hint_subjects()
+        self.confirming.first.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -87,9 +133,9 @@ impl ClientCertVerifier for MemberVerifier {
         if self.is_delegate(certificate) {
             return Ok(ClientCertVerified::assertion());
         }
-        let confirmed = self
-            .confirming
-            .verify_client_cert(certificate, intermediates, now)?;
+        let confirmed = self.confirming.each(intermediates, |confirming| {
+            confirming.verify_client_cert(certificate, intermediates, now)
+        })?;
         check(certificate, &self.cluster, self.roles)?;
         Ok(confirmed)
     }
@@ -100,8 +146,8 @@ impl ClientCertVerifier for MemberVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.confirming
-            .verify_tls12_signature(message, certificate, signature)
+        let confirming = &self.confirming.first;
+        confirming.verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -110,12 +156,12 @@ impl ClientCertVerifier for MemberVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.confirming
-            .verify_tls13_signature(message, certificate, signature)
+        let confirming = &self.confirming.first;
+        confirming.verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.confirming.supported_verify_schemes()
+        self.confirming.first.supported_verify_schemes()
     }
 }
 
@@ -123,13 +169,17 @@ impl ClientCertVerifier for MemberVerifier {
 /// knows a node is the same for all ([`NAME`]); the one in its URI says which node it is.
 #[derive(Debug)]
 pub(crate) struct NodeVerifier {
-    confirming: Arc<WebPkiServerVerifier>,
+    confirming: Confirming<WebPkiServerVerifier>,
     cluster: Name,
     wanted: Name,
 }
 
 impl NodeVerifier {
-    pub(crate) fn new(confirming: Arc<WebPkiServerVerifier>, cluster: Name, wanted: Name) -> Self {
+    pub(crate) fn new(
+        confirming: Confirming<WebPkiServerVerifier>,
+        cluster: Name,
+        wanted: Name,
+    ) -> Self {
         Self {
             confirming,
             cluster,
@@ -149,9 +199,9 @@ impl ServerCertVerifier for NodeVerifier {
     ) -> Result<ServerCertVerified, Error> {
         check_chain(certificate, intermediates).map_err(Error::General)?;
         let name = ServerName::try_from(NAME).map_err(|error| Error::General(error.to_string()))?;
-        let confirmed =
-            self.confirming
-                .verify_server_cert(certificate, intermediates, &name, ocsp, now)?;
+        let confirmed = self.confirming.each(intermediates, |confirming| {
+            confirming.verify_server_cert(certificate, intermediates, &name, ocsp, now)
+        })?;
         let subject = check(certificate, &self.cluster, &[Role::Node])?;
         if subject.holder.name != self.wanted {
             return Err(Error::General(format!(
@@ -169,8 +219,8 @@ impl ServerCertVerifier for NodeVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.confirming
-            .verify_tls12_signature(message, certificate, signature)
+        let confirming = &self.confirming.first;
+        confirming.verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -179,11 +229,11 @@ impl ServerCertVerifier for NodeVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.confirming
-            .verify_tls13_signature(message, certificate, signature)
+        let confirming = &self.confirming.first;
+        confirming.verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.confirming.supported_verify_schemes()
+        self.confirming.first.supported_verify_schemes()
     }
 }

@@ -2,17 +2,27 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fabric_identity::credentials;
-use fabric_identity::{Credentials, FingerprintVerifier, Identity, NAME, Name};
+use fabric_identity::files::{self, Readers};
+use fabric_identity::{
+    Credentials, CredentialsError, FingerprintVerifier, Identity, NAME, Name, Subject,
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
+    DnType, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
+};
 use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 use tempfile::TempDir;
+use time::OffsetDateTime;
 
 use crate::authority::{Authority, Validity};
+use crate::member;
 
 const YEAR: Validity = Validity { days: 365 };
 
@@ -223,4 +233,126 @@ fn careless() -> rustls::ConfigBuilder<ClientConfig, WantsClientCert> {
             None,
             &provider(),
         )))
+}
+
+/// An authority whose certificate the authority `root` has signed, if there is one.
+struct Signing {
+    parameters: CertificateParams,
+    certificate: rcgen::Certificate,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Signing {
+    fn new(name: &str, root: Option<&Self>) -> Self {
+        let serial = u64::try_from(name.len()).unwrap();
+        let mut parameters = CertificateParams::default();
+        parameters.distinguished_name = DistinguishedName::new();
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        parameters.serial_number = Some(SerialNumber::from(serial));
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().unwrap();
+        let certificate = match root {
+            Some(root) => parameters.signed_by(&key, &root.issuer),
+            None => parameters.self_signed(&key),
+        };
+        Self {
+            certificate: certificate.unwrap(),
+            issuer: Issuer::new(parameters.clone(), key),
+            parameters,
+        }
+    }
+
+    /// Its list of revoked certificates, as PEM.
+    fn list(&self, revoked: Option<&Self>) -> String {
+        let now = OffsetDateTime::now_utc();
+        let revoked = revoked.map(|one| RevokedCertParams {
+            serial_number: one.parameters.serial_number.clone().unwrap(),
+            revocation_time: now,
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: now,
+            next_update: now + Duration::from_secs(3600),
+            crl_number: SerialNumber::from(1_u64),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.into_iter().collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).unwrap().pem().unwrap()
+    }
+
+    /// The credentials of a member that this authority has signed, with `root` as what it trusts.
+    fn member(
+        &self,
+        holder: &str,
+        root: &Self,
+        lists: &[String],
+    ) -> Result<Credentials, CredentialsError> {
+        let subject = Subject {
+            cluster: "prod".parse().unwrap(),
+            holder: holder.parse().unwrap(),
+        };
+        let mut parameters = member::parameters(&subject).unwrap();
+        parameters.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().unwrap();
+        let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name, text: &str| {
+            files::write(
+                &directory.path().join(name),
+                text.as_bytes(),
+                Readers::Owner,
+            )
+            .unwrap();
+        };
+        write("cert.pem", &(certificate.pem() + &self.certificate.pem()));
+        write("key.pem", &key.serialize_pem());
+        write("ca.pem", &root.certificate.pem());
+        if !lists.is_empty() {
+            write("crl.pem", &lists.concat());
+        }
+        Credentials::load(directory.path())
+    }
+}
+
+#[test]
+fn a_revoked_authority_between_is_refused_by_who_has_the_list_of_the_root() {
+    let root = Signing::new("root", None);
+    let between = Signing::new("between", Some(&root));
+    let member = |holder: &str, lists: &[String]| between.member(holder, &root, lists);
+    let shake = |vm: &Credentials, node: &Credentials| {
+        shake_hands(vm.client(&alpha()).unwrap(), node.server().unwrap())
+    };
+    let (vm, node) = (
+        member("vm/web", &[]).unwrap(),
+        member("node/alpha", &[]).unwrap(),
+    );
+    shake(&vm, &node).unwrap();
+    // Its own list is needed as soon as there are lists; that of the root is not.
+    for lists in [
+        vec![between.list(None)],
+        vec![between.list(None), root.list(None)],
+    ] {
+        shake(&member("vm/web", &lists).unwrap(), &node).unwrap();
+        shake(&vm, &member("node/alpha", &lists).unwrap()).unwrap();
+    }
+    let error = member("vm/web", &[root.list(None)]).unwrap_err();
+    assert!(error.to_string().contains("Revocation"), "{error}");
+    // Who has the new list does not believe in itself any more, so these are of another authority.
+    let lists = [between.list(None), root.list(Some(&between))];
+    let error = member("vm/web", &lists).unwrap_err();
+    assert!(error.to_string().contains("Revoked"), "{error}");
+    let other = Signing::new("other", Some(&root));
+    let lists = [&lists[..], &[other.list(None)]].concat();
+    let with_list = |holder: &str| other.member(holder, &root, &lists).unwrap();
+    for result in [
+        shake(&with_list("vm/web"), &node),
+        shake(&vm, &with_list("node/alpha")),
+    ] {
+        let error = result.expect_err("revoked").to_string();
+        assert!(error.contains("Revoked"), "{error}");
+    }
+    shake(&with_list("vm/web"), &with_list("node/alpha")).unwrap();
 }
