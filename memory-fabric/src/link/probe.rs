@@ -46,7 +46,7 @@ pub fn stream(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
 ///
 /// See [`RdmaLinkError`].
 pub fn rdma(config: &RdmaLinkConfig) -> Result<Gauge, RdmaLinkError> {
-    let (lane, ..) = connect(config, TrafficClass::Probe)?;
+    let (lane, ..) = connect(config, TrafficClass::Probe, &mut || true)?;
     let (failed, failures) = bounded(1);
     let transport = ProbeLane::new(lane, failed);
     Ok(Gauge::new(
@@ -63,7 +63,7 @@ pub fn rdma(config: &RdmaLinkConfig) -> Result<Gauge, RdmaLinkError> {
 ///
 /// See [`RdmaLinkError`].
 pub fn rdma_writes(config: &RdmaLinkConfig) -> Result<Gauge, RdmaLinkError> {
-    let (lane, ..) = connect(config, TrafficClass::Bulk)?;
+    let (lane, ..) = connect(config, TrafficClass::Bulk, &mut || true)?;
     let (failed, failures) = bounded(1);
     let transport = ProbeLane::writing(lane, failed);
     Ok(Gauge::new(

@@ -8,17 +8,25 @@ use crate::transport::rdma::{
     ConnectAnswer, ConnectRequest, Device, Lane, LaneConfig, RdmaError, Settings,
 };
 use crate::wire::{FrameKind, RUN_PAGES_MAX, TrafficClass};
+use fabric_host::poll::poll_until;
+use std::io;
 use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pages of a buffer for prefetching, 2 MiB: twice what the prefetcher has on its way.
 const STAGING_PAGES: usize = 8 * RUN_PAGES_MAX as usize;
 
-/// Connects to the lease by RDMA.
+/// How often a caller is called back while the donor registers memory.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Connects to the lease by RDMA. Calls `meanwhile` while the donor registers the lease's memory, which
+/// may take an hour or hang; it returns whether to go on waiting.
 pub(in crate::link) fn connect(
     config: &RdmaLinkConfig,
     class: TrafficClass,
+    meanwhile: &mut dyn FnMut() -> bool,
 ) -> Result<(Lane, Arc<Device>, TcpStream), RdmaLinkError> {
     let address = config.address;
     let here = |source| RdmaLinkError::Here { address, source };
@@ -42,9 +50,11 @@ pub(in crate::link) fn connect(
         endpoint: lane.endpoint(),
     };
     control.send(FrameKind::Connect, &request).map_err(donor)?;
-    let (frame, payload) = control
-        .receive(registering_time(config.bytes))
-        .map_err(donor)?;
+    let until = Instant::now() + registering_time(config.bytes);
+    await_answer(&control, until, meanwhile)
+        .map_err(|error| donor(ControlError::Stream(address, error)))?;
+    let left = until.saturating_duration_since(Instant::now());
+    let (frame, payload) = control.receive(left).map_err(donor)?;
     let (node, epoch) = (config.ends.donor, request.attach.epoch);
     let signed = control.check_answer(&frame, FrameKind::Connected, node, epoch);
     signed.map_err(donor)?;
@@ -60,6 +70,31 @@ pub(in crate::link) fn connect(
     let watched = watched.map_err(|error| donor(ControlError::Stream(address, error)))?;
     let lane = lane.connect(&answer, session).map_err(here)?;
     Ok((lane, device, watched))
+}
+
+/// Waits until there is something to read, or until `until`.
+fn await_answer(
+    control: &ControlStream,
+    until: Instant,
+    meanwhile: &mut dyn FnMut() -> bool,
+) -> io::Result<()> {
+    let Some(socket) = control.socket() else {
+        return Ok(());
+    };
+    loop {
+        let mut fds = [libc::pollfd {
+            fd: socket.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        poll_until(&mut fds, Some(until.min(Instant::now() + LOOK_INTERVAL)))?;
+        if fds[0].revents != 0 || Instant::now() >= until {
+            return Ok(());
+        }
+        if !meanwhile() {
+            return Err(io::Error::other("it is not wanted any more"));
+        }
+    }
 }
 
 /// Pages that may be on their way at once. Runs of pages need neighbouring room.
@@ -94,7 +129,7 @@ impl Reader {
         config: &RdmaLinkConfig,
         class: TrafficClass,
     ) -> Result<Self, RdmaLinkError> {
-        let (lane, ..) = connect(config, class)?;
+        let (lane, ..) = connect(config, class, &mut || true)?;
         Ok(Self(lane))
     }
 
@@ -113,5 +148,57 @@ impl Reader {
     ) -> Result<Duration, RdmaError> {
         let mut take = |bytes: &[u8]| page.copy_from_slice(bytes);
         self.0.read_now(offset, within, &mut take)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Carrier;
+    use std::io::Write as _;
+    use std::net::TcpListener;
+
+    /// An end of a connection, and a donor's that says nothing yet.
+    fn connection() -> (ControlStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let control = ControlStream::connect_by(address, &Carrier::Tcp).expect("a connection");
+        (control, listener.accept().expect("a connection").0)
+    }
+
+    #[test]
+    fn a_wait_for_a_donor_that_hangs_ends_when_it_is_not_wanted_any_more() {
+        let (control, _donor) = connection();
+        let mut looks = 0;
+        let until = Instant::now() + Duration::from_secs(3600);
+        let ended = await_answer(&control, until, &mut || {
+            looks += 1;
+            looks < 3
+        });
+        assert!(ended.is_err());
+        assert_eq!(looks, 3);
+    }
+
+    #[test]
+    fn a_wait_ends_with_the_answer_the_end_of_the_donor_and_the_limit() {
+        let until = Instant::now() + Duration::from_secs(3600);
+        // The donor answers after the first look, or is gone.
+        for ends in [false, true] {
+            let (control, mut donor) = connection();
+            let mut said = false;
+            await_answer(&control, until, &mut || {
+                assert!(!said, "it was noticed");
+                said = true;
+                if ends {
+                    donor.shutdown(std::net::Shutdown::Both).expect("shut down");
+                } else {
+                    donor.write_all(&[1]).expect("sent");
+                }
+                true
+            })
+            .expect("no error");
+        }
+        let (control, _donor) = connection();
+        await_answer(&control, Instant::now(), &mut || panic!("too late")).expect("no error");
     }
 }

@@ -1,6 +1,6 @@
 //! The thread that makes a donor's RDMA connections, watches them, and makes them again.
 
-use super::connect::connect;
+use super::connect::{LOOK_INTERVAL, connect};
 use super::{LaneRequest, LaneSender, RdmaLinkConfig, RdmaLinkError, RdmaStats, TRIAL_TIME_MAX};
 use crate::link::describe;
 use crate::transport::rdma::{Device, PageLane, RdmaError};
@@ -21,8 +21,6 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// A lane that lasted for so long was no failure from the start.
 const LASTING: Duration = Duration::from_secs(10);
-/// How often it is looked whether a lane is over, while it is in use.
-const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 /// READs that a new lane is tried out with: as many as round trips are measured of a lease.
 const TRIALS: usize = 8;
 
@@ -82,6 +80,8 @@ pub(super) struct LaneKeeper {
     config: RdmaLinkConfig,
     ends: Vec<End>,
     stats: Arc<RdmaStats>,
+    /// Whether a stop was requested.
+    stopping: bool,
 }
 
 impl LaneKeeper {
@@ -90,6 +90,7 @@ impl LaneKeeper {
             config,
             ends,
             stats,
+            stopping: false,
         }
     }
 
@@ -102,7 +103,7 @@ impl LaneKeeper {
     ) {
         let mut longest = Duration::ZERO;
         for index in 0..self.ends.len() {
-            match self.make(index) {
+            match self.make(index, asked) {
                 Ok(round_trip) => longest = longest.max(round_trip),
                 Err(error) => {
                     let _ = first.send(Err(error));
@@ -113,19 +114,24 @@ impl LaneKeeper {
         if first.send(Ok(longest)).is_err() {
             return;
         }
-        loop {
-            let wake_at = Instant::now() + WATCH_INTERVAL;
-            match asked.recv_deadline(wake_at) {
-                Ok(LaneRequest::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(LaneRequest::TakeBack(class, lane, why)) => self.take_back(class, lane, why),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            self.watch();
-            self.retry();
+        while self.serve(asked, LOOK_INTERVAL) {
+            self.retry(asked);
         }
         // What was never taken, and what was given back meanwhile.
         self.ends.clear();
         while asked.try_recv().is_ok() {}
+    }
+
+    /// Waits for requests for so long, does what they want, and looks after the lanes. Returns whether
+    /// to go on.
+    fn serve(&mut self, asked: &Receiver<LaneRequest>, wait: Duration) -> bool {
+        match asked.recv_timeout(wait) {
+            Ok(LaneRequest::Stop) | Err(RecvTimeoutError::Disconnected) => self.stopping = true,
+            Ok(LaneRequest::TakeBack(class, lane, why)) => self.take_back(class, lane, why),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        self.watch();
+        !self.stopping
     }
 
     fn take_back(&mut self, class: TrafficClass, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
@@ -162,15 +168,15 @@ impl LaneKeeper {
     }
 
     /// Makes again what is due.
-    fn retry(&mut self) {
+    fn retry(&mut self, asked: &Receiver<LaneRequest>) {
         for index in 0..self.ends.len() {
             let end = &mut self.ends[index];
-            if end.retry_at.is_none_or(|at| at > Instant::now()) {
+            if self.stopping || end.retry_at.is_none_or(|at| at > Instant::now()) {
                 continue;
             }
             end.retry_at = None;
             let (node, class) = (self.config.ends.donor, end.class);
-            match self.make(index) {
+            match self.make(index, asked) {
                 Ok(_) => tracing::info!(%node, ?class, "back on RDMA"),
                 Err(error) => {
                     let end = &mut self.ends[index];
@@ -183,10 +189,17 @@ impl LaneKeeper {
         }
     }
 
-    /// Makes a lane, tries it out and hands it over; gives its shortest round trip.
-    fn make(&mut self, index: usize) -> Result<Duration, RdmaLinkError> {
-        let (mut lane, device, session) = connect(&self.config, self.ends[index].class)?;
-        let address = self.config.address;
+    /// Makes a lane, tries it out and hands it over; gives its shortest round trip. While the donor
+    /// registers memory the others are looked after.
+    fn make(
+        &mut self,
+        index: usize,
+        asked: &Receiver<LaneRequest>,
+    ) -> Result<Duration, RdmaLinkError> {
+        let (config, class) = (self.config.clone(), self.ends[index].class);
+        let mut meanwhile = || self.serve(asked, Duration::ZERO);
+        let (mut lane, device, session) = connect(&config, class, &mut meanwhile)?;
+        let address = config.address;
         let mut shortest = Duration::MAX;
         for _ in 0..TRIALS {
             let trip = lane.read_now(0, TRIAL_TIME_MAX, &mut |_| {});
