@@ -198,8 +198,8 @@ pub(super) fn serve(
                 drop(noted);
             }
             // Before the session counts as ended.
-            if !pair.end() && class == TrafficClass::Bulk {
-                lease.expect_late_writes();
+            if let (Some(domain), TrafficClass::Bulk) = (pair.end(), class) {
+                lease.expect_late_writes(domain);
             }
             drop::<Share>(share);
             sent

@@ -3,7 +3,7 @@
 use super::abi::{ibv_access_flags, ibv_mr, ibv_pd};
 use super::device::Device;
 use super::library::verbs;
-use super::removal::check_end;
+use super::removal::{check_end, is_refused};
 use super::resources::{self, Share};
 use super::staging::StagingPool;
 use super::{RdmaError, check, failed};
@@ -12,6 +12,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Access rights to registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -52,6 +53,8 @@ pub struct ProtectionDomain {
     staging: StagingPool,
     /// Whether destroying a queue pair failed, so that it may still write to memory.
     has_undestroyed_pair: AtomicBool,
+    /// The same, as is so for a device that is being removed.
+    has_refused_pair: AtomicBool,
     _share: Share,
 }
 
@@ -77,6 +80,7 @@ impl ProtectionDomain {
             device: Arc::clone(device),
             staging: StagingPool::default(),
             has_undestroyed_pair: AtomicBool::new(false),
+            has_refused_pair: AtomicBool::new(false),
             _share: share,
         }))
     }
@@ -91,15 +95,30 @@ impl ProtectionDomain {
         &self.staging
     }
 
-    /// Records that destroying a queue pair failed: memory that it may still write to is never
-    /// reused.
-    pub(crate) fn keep_memory_unused(&self) {
+    /// Records that destroying a queue pair failed with this error: memory that it may still write to
+    /// is not reused.
+    pub(crate) fn keep_memory_unused(&self, error: &RdmaError) {
+        let pairs = if is_refused(error) {
+            &self.has_refused_pair
+        } else {
+            &self.has_undestroyed_pair
+        };
         // Relaxed, as below: the thread that destroys a queue pair releases its buffer afterwards.
-        self.has_undestroyed_pair.store(true, Ordering::Relaxed);
+        pairs.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether all queue pairs that are gone were destroyed.
     pub(crate) fn may_reuse_memory(&self) -> bool {
-        !self.has_undestroyed_pair.load(Ordering::Relaxed)
+        let failed = [&self.has_undestroyed_pair, &self.has_refused_pair];
+        failed.iter().all(|failed| !failed.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether the adapter may access the domain's memory for a queue pair that could not be
+    /// destroyed: while its device is being removed, and for ever after another failure. Reads files.
+    #[must_use]
+    pub fn may_be_accessed(&self) -> bool {
+        self.has_undestroyed_pair.load(Ordering::Relaxed)
+            || (self.has_refused_pair.load(Ordering::Relaxed) && !self.device.entry().is_removed())
     }
 
     /// Returns its device.
@@ -122,6 +141,10 @@ impl Drop for ProtectionDomain {
         }
     }
 }
+
+/// How long the kernel may take to unpin all memory that processes have registered with a device that
+/// is removed.
+const REMOVAL_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Adapters map the largest pages by which address and base agree; larger ones than these are rare.
 const BASE_ALIGNMENT: u64 = 2 << 20;
@@ -277,19 +300,20 @@ impl MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Ends the registration. Returns false if that fails: the adapter may access the memory until the
-    /// process ends, and so long it stays mapped.
+    /// Ends the registration, which may take long, also if the device is being removed. Returns false
+    /// if that fails: the adapter may access the memory until the process ends, and so long it stays
+    /// mapped.
     #[must_use]
     pub fn end(mut self) -> bool {
-        self.deregister()
+        self.deregister(REMOVAL_TIME_MAX)
     }
 
-    fn deregister(&mut self) -> bool {
+    fn deregister(&mut self, limit: Duration) -> bool {
         self.has_ended = true;
         // SAFETY: the region is ours, and is passed once; requests that still use it fail from now on.
         let result = unsafe { (verbs().ibv_dereg_mr)(self.region.as_ptr()) };
         let device = &self.domain.device;
-        let ended = check_end("ibv_dereg_mr", device.name(), device, result);
+        let ended = check_end("ibv_dereg_mr", device.name(), device, result, limit);
         if let Err(error) = &ended {
             std::mem::forget(Arc::clone(&self.memory));
             tracing::warn!("{error}");
@@ -301,7 +325,7 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.deregister();
+            self.deregister(Duration::ZERO);
         }
     }
 }

@@ -32,7 +32,6 @@ use super::endpoint::{Endpoint, NUMBER_MAX};
 use super::library::verbs;
 use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
-use super::removal::check_end;
 use super::resources::Share;
 use super::settings::Retries;
 use super::{RdmaError, check, failed};
@@ -332,12 +331,13 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Destroys the queue pair. Returns false if that failed, now or for another pair of the
-    /// domain: the adapter may then still access its memory.
-    pub fn end(self) -> bool {
+    /// Destroys the queue pair. Returns its domain if that failed, now or for another pair of it, and
+    /// the adapter [may still access](ProtectionDomain::may_be_accessed) its memory.
+    #[must_use]
+    pub fn end(self) -> Option<Arc<ProtectionDomain>> {
         let domain = Arc::clone(&self.domain);
         drop(self);
-        domain.may_reuse_memory()
+        domain.may_be_accessed().then_some(domain)
     }
 
     /// Returns the device's name.
@@ -452,9 +452,8 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: the pair is ours. After the call the adapter no longer accesses memory for it.
         let result = unsafe { (verbs().ibv_destroy_qp)(self.pair.as_ptr()) };
-        let ended = check_end("ibv_destroy_qp", &self.on, self.domain.device(), result);
-        if let Err(error) = ended {
-            self.domain.keep_memory_unused();
+        if let Err(error) = check("ibv_destroy_qp", &self.on, result) {
+            self.domain.keep_memory_unused(&error);
             tracing::warn!("{error}");
         }
     }

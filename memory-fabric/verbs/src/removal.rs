@@ -4,8 +4,8 @@
 //! (`disassociate_ucontext`: those of adapters; not SoftRoCE). From then on every verb fails with EIO,
 //! those that end an object too, and libibverbs passes that on. The error alone does not say that an
 //! object has ended, since verbs are refused before. But the device's entry in
-//! `/sys/class/infiniband` is removed after all objects have ended (`ib_unregister_device`), and only
-//! then can another device have its name.
+//! `/sys/class/infiniband` is removed after all objects have ended (`ib_unregister_device`). A device
+//! that is renamed keeps the number of its entry.
 
 use super::device::Device;
 use super::{RdmaError, check};
@@ -15,16 +15,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take to end the objects of a removed device.
-const REMOVAL_TIME_MAX: Duration = Duration::from_secs(2);
-/// How often it is looked whether it has.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// How often it is looked whether the kernel has ended the objects of a removed device.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A device's entry in `/sys/class/infiniband`.
 #[derive(Debug)]
 pub(crate) struct Entry {
     path: PathBuf,
-    /// That of another device with the name has another number.
+    /// No other device has it.
     number: Option<u64>,
 }
 
@@ -35,13 +33,27 @@ impl Entry {
         Self { path, number }
     }
 
-    /// Returns whether it was there once, and is no longer.
-    fn is_removed(&self) -> bool {
-        self.number
-            .is_some_and(|ours| match fs::metadata(&self.path) {
-                Ok(entry) => entry.ino() != ours,
-                Err(error) => error.kind() == io::ErrorKind::NotFound,
-            })
+    /// Returns whether it was there once, and is no longer under any name.
+    pub(crate) fn is_removed(&self) -> bool {
+        let Some(number) = self.number else {
+            return false;
+        };
+        // Twice: one that is renamed meanwhile may be missed once.
+        (0..2).all(|_| matches!(self.is_in_its_directory(number), Ok(false)))
+    }
+
+    fn is_in_its_directory(&self, number: u64) -> io::Result<bool> {
+        let directory = self.path.parent().ok_or(io::ErrorKind::NotFound)?;
+        for entry in fs::read_dir(directory)? {
+            match fs::metadata(entry?.path()) {
+                Ok(there) if there.ino() == number => return Ok(true),
+                Ok(_) => {}
+                // It was removed, or renamed, since the directory was read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 
     /// Returns whether it is removed, now or within `limit`.
@@ -61,15 +73,16 @@ impl Entry {
 ///
 /// # Errors
 ///
-/// When the object may not have ended. May take [`REMOVAL_TIME_MAX`] to find out.
+/// When the object may not have ended. May take `limit` to find out.
 pub(crate) fn check_end(
     verb: &'static str,
     on: &str,
     device: &Device,
     result: libc::c_int,
+    limit: Duration,
 ) -> Result<(), RdmaError> {
     judge(check(verb, on, result), || {
-        device.entry().is_removed_within(REMOVAL_TIME_MAX)
+        device.entry().is_removed_within(limit)
     })
 }
 
@@ -88,7 +101,7 @@ fn judge(
 }
 
 /// Returns whether the verb was refused as all are for a device that is removed.
-fn is_refused(error: &RdmaError) -> bool {
+pub(crate) fn is_refused(error: &RdmaError) -> bool {
     matches!(error, RdmaError::Verb { source, .. } if source.raw_os_error() == Some(libc::EIO))
 }
 
@@ -123,6 +136,20 @@ mod tests {
         fs::remove_dir(&entry.path).expect("removed");
         fs::rename(&other, &entry.path).expect("renamed");
         assert!(entry.is_removed());
+    }
+
+    #[test]
+    fn a_renamed_device_is_there_and_a_directory_that_cannot_be_read_says_nothing() {
+        let (root, entry) = entry();
+        let renamed = root.path().join("rocep1s0");
+        fs::rename(&entry.path, &renamed).expect("renamed");
+        assert!(!entry.is_removed());
+        fs::create_dir(&entry.path).expect("another with the first name");
+        assert!(!entry.is_removed());
+        fs::remove_dir(&renamed).expect("removed");
+        assert!(entry.is_removed());
+        fs::remove_dir_all(root.path()).expect("removed");
+        assert!(!entry.is_removed());
     }
 
     #[test]

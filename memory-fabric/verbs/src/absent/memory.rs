@@ -54,6 +54,12 @@ impl ProtectionDomain {
         match self.0 {}
     }
 
+    /// Returns whether the adapter may access its memory.
+    #[must_use]
+    pub fn may_be_accessed(&self) -> bool {
+        match self.0 {}
+    }
+
     /// Returns any type: no value of this type exists.
     pub(super) fn absurd<T>(&self) -> T {
         match self.0 {}

@@ -135,7 +135,7 @@ impl QueuePair {
 
     /// Destroys the queue pair.
     #[must_use]
-    pub fn end(self) -> bool {
+    pub fn end(self) -> Option<Arc<ProtectionDomain>> {
         match self.0 {}
     }
 

@@ -2,6 +2,7 @@
 
 use super::Lease;
 use crate::stream::Closer;
+use crate::transport::rdma::ProtectionDomain;
 use crate::wire::TrafficClass;
 use fabric_host::lock;
 use std::collections::HashMap;
@@ -29,8 +30,9 @@ pub(super) struct Sessions {
 struct Table {
     /// Whether the lease has ended.
     ended: bool,
-    /// Whether destroying a queue pair for write-backs failed, so that it may still write.
-    late_writes: bool,
+    /// The domains of queue pairs for write-backs that could not be destroyed, so that they may still
+    /// write.
+    late_writes: Vec<Arc<ProtectionDomain>>,
     active: HashMap<SessionKind, Closer>,
     /// The newest epoch on connections of each kind so far.
     epochs: HashMap<SessionKind, u64>,
@@ -198,15 +200,17 @@ impl Lease {
         if timed_out {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        if table.late_writes {
+        let domains = table.late_writes.clone();
+        drop(table);
+        if domains.iter().any(|domain| domain.may_be_accessed()) {
             return Err(io::Error::other("a queue pair could not be ended"));
         }
         Ok(())
     }
 
-    /// Records that destroying a queue pair for write-backs failed, so that every later fence
-    /// fails. Call it before its session counts as ended.
-    pub(crate) fn expect_late_writes(&self) {
-        lock(&self.sessions.table).late_writes = true;
+    /// Records that destroying a queue pair of this domain for write-backs failed, so that later fences
+    /// fail while it may write. Call it before its session counts as ended.
+    pub(crate) fn expect_late_writes(&self, domain: Arc<ProtectionDomain>) {
+        lock(&self.sessions.table).late_writes.push(domain);
     }
 }
