@@ -1,7 +1,7 @@
 //! Setting up one RDMA connection to a lease.
 
 use super::{RdmaLinkConfig, RdmaLinkError, registering_time};
-use crate::control::{ControlError, ControlStream};
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::page::PageBytes;
 use crate::transport::IN_FLIGHT_MAX;
 use crate::transport::rdma::{
@@ -51,10 +51,14 @@ pub(in crate::link) fn connect(
     };
     control.send(FrameKind::Connect, &request).map_err(donor)?;
     let until = Instant::now() + registering_time(config.bytes);
-    await_answer(&control, until, meanwhile)
+    // A removal of the device waits until the lane is dropped.
+    let mut meanwhile = || !device.is_gone() && meanwhile();
+    await_answer(&control, until, &mut meanwhile)
         .map_err(|error| donor(ControlError::Stream(address, error)))?;
+    // It has begun to answer, or there is no time left.
     let left = until.saturating_duration_since(Instant::now());
-    let (frame, payload) = control.receive(left).map_err(donor)?;
+    let received = control.receive(left.min(CONTROL_TIMEOUT));
+    let (frame, payload) = received.map_err(donor)?;
     let (node, epoch) = (config.ends.donor, request.attach.epoch);
     let signed = control.check_answer(&frame, FrameKind::Connected, node, epoch);
     signed.map_err(donor)?;
@@ -92,7 +96,9 @@ fn await_answer(
             return Ok(());
         }
         if !meanwhile() {
-            return Err(io::Error::other("it is not wanted any more"));
+            return Err(io::Error::other(
+                "it is not wanted any more, or this host's device is removed",
+            ));
         }
     }
 }

@@ -125,10 +125,17 @@ impl LaneKeeper {
     /// Waits for requests for so long, does what they want, and looks after the lanes. Returns whether
     /// to go on.
     fn serve(&mut self, asked: &Receiver<LaneRequest>, wait: Duration) -> bool {
-        match asked.recv_timeout(wait) {
-            Ok(LaneRequest::Stop) | Err(RecvTimeoutError::Disconnected) => self.stopping = true,
-            Ok(LaneRequest::TakeBack(class, lane, why)) => self.take_back(class, lane, why),
-            Err(RecvTimeoutError::Timeout) => {}
+        let mut request = asked.recv_timeout(wait);
+        loop {
+            match request {
+                Ok(LaneRequest::Stop) | Err(RecvTimeoutError::Disconnected) => self.stopping = true,
+                Ok(LaneRequest::TakeBack(class, lane, why)) => self.take_back(class, lane, why),
+                Err(RecvTimeoutError::Timeout) => break,
+            }
+            if self.stopping {
+                break;
+            }
+            request = asked.recv_timeout(Duration::ZERO);
         }
         self.watch();
         !self.stopping
