@@ -6,7 +6,7 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
 use crate::NAME;
 use crate::certificate::fingerprint_of;
@@ -69,7 +69,14 @@ impl<V: ?Sized> Confirming<V> {
     ) -> Result<T, Error> {
         let confirmed = confirm(&self.first)?;
         match &self.all {
-            Some(all) if !intermediates.is_empty() => confirm(all),
+            Some(all) if !intermediates.is_empty() => match confirm(all) {
+                Err(Error::InvalidCertificate(CertificateError::Revoked)) => {
+                    Err(Error::InvalidCertificate(CertificateError::Revoked))
+                }
+                // Everything else was confirmed. A list that cannot be used says nothing, such as that
+                // of an authority with the same name and another key.
+                _ => Ok(confirmed),
+            },
             _ => Ok(confirmed),
         }
     }
