@@ -2,7 +2,7 @@
 
 use super::open::{Arrival, Shared, TakenPlace};
 use super::{DonorError, EXPIRY_CHECK_INTERVAL, thread};
-use crate::control::{CONNECT_TIMEOUT, CONTROL_TIMEOUT, ControlError};
+use crate::control::{CONTROL_TIMEOUT, ControlError};
 use crate::donor::buffers::Made;
 use crate::donor::connection::{Connection, Controlling};
 use crate::link::describe;
@@ -12,7 +12,7 @@ use crate::transport::udp::{Fingerprint, Listener};
 use fabric_host::poll::poll_until;
 use fabric_host::prefer_latency;
 use fabric_identity::SharedCredentials;
-use fabric_transport::tls::{TlsError, TlsStream};
+use fabric_transport::tls::{HANDSHAKE_TIMEOUT, TlsError, TlsStream};
 use socket2::SockRef;
 use std::io;
 use std::mem::MaybeUninit;
@@ -177,7 +177,7 @@ pub(super) fn listen_on_udp(
                 return shared.remove_silent(number);
             };
             serve(&shared, place, peer, move || {
-                let deadline = Instant::now() + CONNECT_TIMEOUT;
+                let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
                 arrival.accept(deadline).map(Stream::Udp)
             });
         });

@@ -17,10 +17,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Times of the first attempts to connect, in which several packets may be lost.
-const FIRST_ATTEMPTS: [Duration; 2] = [Duration::from_millis(600); 2];
-/// Time of each later one.
-const ATTEMPT_TIME: Duration = Duration::from_secs(2);
+/// Attempts to connect before the last, which has all the time that is left: a donor that is starved of
+/// processor time answers each packet late. In each of them several packets may be lost.
+const FIRST_ATTEMPTS: [Duration; 3] = [
+    Duration::from_millis(600),
+    Duration::from_millis(600),
+    Duration::from_millis(800),
+];
 
 impl UdpStream {
     /// Connects to an expected donor.
@@ -49,20 +52,19 @@ impl UdpStream {
         deadline: Instant,
     ) -> io::Result<Self> {
         let config = settings::client(tls)?;
-        let mut first = FIRST_ATTEMPTS.into_iter();
-        loop {
-            let (is_first, time) = match first.next() {
-                Some(time) => (true, time),
-                None => (false, ATTEMPT_TIME),
-            };
+        for time in FIRST_ATTEMPTS {
             let until = deadline.min(Instant::now() + time);
             match Self::attempt(peer, config.clone(), until) {
-                Err(error) if error.kind() == io::ErrorKind::TimedOut && until < deadline => {}
                 // A handshake that was corrupted in transit does not recover.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset && is_first => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::TimedOut | io::ErrorKind::ConnectionReset
+                    ) && Instant::now() < deadline => {}
                 other => return other,
             }
         }
+        Self::attempt(peer, config, deadline)
     }
 
     fn attempt(
