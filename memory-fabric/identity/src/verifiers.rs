@@ -70,9 +70,7 @@ impl<V: ?Sized> Confirming<V> {
         let confirmed = confirm(&self.first)?;
         match &self.all {
             Some(all) if !intermediates.is_empty() => match confirm(all) {
-                Err(Error::InvalidCertificate(CertificateError::Revoked)) => {
-                    Err(Error::InvalidCertificate(CertificateError::Revoked))
-                }
+                Err(revoked @ Error::InvalidCertificate(CertificateError::Revoked)) => Err(revoked),
                 // Everything else was confirmed. A list that cannot be used says nothing, such as that
                 // of an authority with the same name and another key.
                 _ => Ok(confirmed),
