@@ -169,7 +169,7 @@ impl Credentials {
         // Every certificate of an authority of this program is one for clients.
         let verifier = loaded.confirming()?;
         let (certificate, between) = (&loaded.chain[0], &loaded.chain[1..]);
-        let confirmed = verifier.each(between, |verifier| {
+        let confirmed = verifier.confirm(between, |verifier| {
             verifier.verify_client_cert(certificate, between, now())
         });
         confirmed.map_err(|error| refused(&error))?;
@@ -267,7 +267,7 @@ impl Credentials {
             verifier.map_err(|error| error.to_string())
         });
         let verifier = verifier.as_ref().map_err(Clone::clone)?;
-        let confirmed = verifier.each(between, |verifier| {
+        let confirmed = verifier.confirm(between, |verifier| {
             verifier.verify_client_cert(certificate, between, now())
         });
         confirmed.map(|_| ()).map_err(|error| error.to_string())

@@ -61,15 +61,15 @@ impl<V: ?Sized> Confirming<V> {
         })
     }
 
-    /// Calls `confirm` with each that has to confirm a chain with these certificates after its first.
-    pub(crate) fn each<T>(
+    /// Confirms a chain with these certificates after its first. `verify` has one verifier look at it.
+    pub(crate) fn confirm<T>(
         &self,
         intermediates: &[CertificateDer<'_>],
-        confirm: impl Fn(&V) -> Result<T, Error>,
+        verify: impl Fn(&V) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let confirmed = confirm(&self.first)?;
+        let confirmed = verify(&self.first)?;
         match &self.all {
-            Some(all) if !intermediates.is_empty() => match confirm(all) {
+            Some(all) if !intermediates.is_empty() => match verify(all) {
                 Err(revoked @ Error::InvalidCertificate(CertificateError::Revoked)) => Err(revoked),
                 // Everything else was confirmed. A list that cannot be used says nothing, such as that
                 // of an authority with the same name and another key.
@@ -138,7 +138,7 @@ impl ClientCertVerifier for MemberVerifier {
         if self.is_delegate(certificate) {
             return Ok(ClientCertVerified::assertion());
         }
-        let confirmed = self.confirming.each(intermediates, |confirming| {
+        let confirmed = self.confirming.confirm(intermediates, |confirming| {
             confirming.verify_client_cert(certificate, intermediates, now)
         })?;
         check(certificate, &self.cluster, self.roles)?;
@@ -204,7 +204,7 @@ impl ServerCertVerifier for NodeVerifier {
     ) -> Result<ServerCertVerified, Error> {
         check_chain(certificate, intermediates).map_err(Error::General)?;
         let name = ServerName::try_from(NAME).map_err(|error| Error::General(error.to_string()))?;
-        let confirmed = self.confirming.each(intermediates, |confirming| {
+        let confirmed = self.confirming.confirm(intermediates, |confirming| {
             confirming.verify_server_cert(certificate, intermediates, &name, ocsp, now)
         })?;
         let subject = check(certificate, &self.cluster, &[Role::Node])?;

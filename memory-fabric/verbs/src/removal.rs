@@ -15,7 +15,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether the kernel has ended the objects of a removed device.
+/// How often it is looked whether the kernel has ended the objects of a removed device: who watches a
+/// directory of sysfs is not told of what leaves it.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A device's entry in `/sys/class/infiniband`.
