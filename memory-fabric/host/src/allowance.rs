@@ -29,6 +29,24 @@ impl Allowance {
 
     /// Takes up to `wanted` units; returns how many. After 0, try again after [`Self::PAUSE`].
     pub fn take(&mut self, now: Instant, wanted: u64) -> u64 {
+        self.earn(now);
+        let taken = wanted.min(self.allowed);
+        self.allowed -= taken;
+        taken
+    }
+
+    /// Takes so many units, at most the burst, or none. After false, try again after [`Self::PAUSE`].
+    pub fn take_all(&mut self, now: Instant, wanted: u64) -> bool {
+        debug_assert!(wanted <= self.burst, "{wanted} of {}", self.burst);
+        self.earn(now);
+        let is_allowed = wanted <= self.allowed;
+        if is_allowed {
+            self.allowed -= wanted;
+        }
+        is_allowed
+    }
+
+    fn earn(&mut self, now: Instant) {
         let since = *self.earns_since.get_or_insert(now);
         let elapsed_us = now.saturating_duration_since(since).as_micros();
         let earned = elapsed_us * u128::from(self.per_second) / 1_000_000;
@@ -37,9 +55,6 @@ impl Allowance {
             self.earns_since = Some(now);
             self.allowed = self.allowed.saturating_add(earned).min(self.burst);
         }
-        let taken = wanted.min(self.allowed);
-        self.allowed -= taken;
-        taken
     }
 }
 
@@ -61,5 +76,9 @@ mod tests {
             sum += allowance.take(at(ms), 7);
         }
         assert_eq!(sum, 1000);
+        // All or none.
+        assert_eq!(allowance.take(at(6000), 50), 0);
+        assert!(!allowance.take_all(at(6007), 8));
+        assert!(allowance.take_all(at(6008), 8) && !allowance.take_all(at(6008), 1));
     }
 }

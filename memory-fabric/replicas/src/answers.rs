@@ -79,16 +79,16 @@ impl ReplicatedTransport {
                 Purpose::Abandoned => return,
                 Purpose::CopyRead(page) => {
                     match answer {
-                        Answer::Page(bytes) => repairs.read(set, page, donor, bytes),
-                        Answer::Run(bytes) => repairs.read(set, page, donor, bytes),
+                        Answer::Page(bytes) => repairs.copy_arrived(set, page, donor, bytes),
+                        Answer::Run(bytes) => repairs.pieces_arrived(set, page, donor, bytes),
                         Answer::Written | Answer::Dropped => return,
                     }
                     traffic.fetched(donor, 1);
                     return;
                 }
-                Purpose::CopyWrite(page) => {
+                Purpose::CopyWrite { page, pages } => {
                     traffic.wrote(donor);
-                    repairs.written(set.copies(), page);
+                    repairs.written(set.copies(), page, pages);
                     return;
                 }
             };

@@ -13,7 +13,7 @@
 //! copy:  valid -- its donor returns --> behind       if it has [missed] a page meanwhile
 //!        being filled -- its donor returns --> stale  or behind, if it was only catching up
 //!        stale, behind -- repair begins --> being filled  from here on it receives all write-backs
-//!        being filled -- 512 pages, or those it missed, copied --> valid
+//!        being filled -- the pages that donors have, or those it missed, copied --> valid
 //!        (donor is lost) --> stale, in another place
 //!        (donor leaves) --> valid, in another place; see [`leave`]
 //! ```
@@ -44,13 +44,13 @@ mod word;
 use crate::placement::Place;
 use crate::stripe::Layout;
 use fabric_homes::BLOCK_PAGES;
-pub(crate) use holes::Has;
 use holes::Holes;
+pub(crate) use holes::{Has, bits_of};
 use join::Standing;
 use leave::Leaving;
 pub use leave::{LeaveError, NextMove};
 use missed::Missed;
-pub(crate) use missed::PageSet;
+pub(crate) use missed::{BlockWords, PageSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use usage::Spared;

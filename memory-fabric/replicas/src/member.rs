@@ -5,6 +5,7 @@ use fabric_transport::path::PathStats;
 use fabric_transport::vacant::Vacant;
 use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +14,11 @@ use std::time::Duration;
 pub(crate) enum Purpose {
     /// A request of the pager, by its index.
     Operation(u32),
-    /// The valid copy of a page that is being repaired, by its number in the block.
+    /// The valid copy of a page that is being repaired, by its number in the block, or pieces of that
+    /// one and those behind it.
     CopyRead(u32),
-    /// The new copy of such a page.
-    CopyWrite(u32),
+    /// The new copy of such a page, or pieces of so many.
+    CopyWrite { page: u32, pages: u32 },
     /// The answer is not used: the donor went out, or another one answered first.
     Abandoned,
 }
@@ -39,8 +41,8 @@ pub(crate) struct Member {
     /// Indexed by the ticket of this connection.
     requests: Vec<Option<Purpose>>,
     free: Vec<u32>,
-    /// By the ticket, where a repair writes, also if its answer is not used any more.
-    copies: Vec<Option<u64>>,
+    /// By the ticket, which bytes a repair writes, also if its answer is not used any more.
+    copies: Vec<Option<Range<u64>>>,
     /// Number of these.
     copying: usize,
     /// Outstanding drops, which have no tickets, in the order of posting.
@@ -144,24 +146,32 @@ impl Member {
 
     /// Stores a page, or a piece of one, of which no write is outstanding.
     pub fn write(&mut self, purpose: Purpose, offset: u64, bytes: &[u8]) -> Result<(), Full> {
-        debug_assert!(!self.is_copying(offset), "two writes of one page");
+        let written = offset..offset + bytes.len() as u64;
+        debug_assert!(!self.is_copying(&written), "two writes of one page");
         let ticket = self.post(purpose, |transport, ticket| {
             match <&PageBytes>::try_from(bytes) {
                 Ok(page) => transport.post_write(ticket, offset, page),
                 Err(_) => transport.post_write_piece(ticket, offset, bytes),
             }
         })?;
-        if let Purpose::CopyWrite(_) = purpose {
-            self.copies[ticket as usize] = Some(offset);
+        if let Purpose::CopyWrite { .. } = purpose {
+            self.copies[ticket as usize] = Some(written);
             self.copying += 1;
         }
         Ok(())
     }
 
-    /// Returns whether a repair's write at an offset is outstanding, also one of a repair that was
-    /// given up: no other may be posted then, since they may take different ways.
-    pub fn is_copying(&self, offset: u64) -> bool {
-        self.copying > 0 && self.copies.contains(&Some(offset))
+    /// Returns whether a repair's write of any of these bytes is outstanding, also one of a repair that
+    /// was given up: no other may be posted then, since they may take different ways.
+    pub fn is_copying(&self, bytes: &Range<u64>) -> bool {
+        let mut copies = self.copies.iter().flatten();
+        let overlaps = |copy: &Range<u64>| copy.start < bytes.end && bytes.start < copy.end;
+        self.copying > 0 && copies.any(overlaps)
+    }
+
+    /// Returns how many writes of repairs are outstanding.
+    pub fn copying(&self) -> usize {
+        self.copying
     }
 
     pub fn drop_pages(&mut self, purpose: Purpose, offset: u64, pages: u32) -> Result<(), Full> {

@@ -1,8 +1,8 @@
 //! Filling copies: of a donor that returned, or in another place than that of a lost donor, or of
 //! one that leaves.
 //!
-//! A copy receives write-backs from the start of its repair on. Its other pages are read from the
-//! valid copy and written, some at a time and at a bounded rate. What could overtake what:
+//! A copy receives write-backs from the start of its repair on. The other pages that [donors
+//! have](stored) are read from the valid copy and written, some at a time and at a bounded rate. What could overtake what:
 //!
 //! - A page is not read while a write-back of it is outstanding.
 //! - A page that is written back after it was read is not copied: the write-back goes to both
@@ -16,6 +16,7 @@
 
 mod arrived;
 mod fill;
+mod stored;
 
 use crate::copies::{Copies, NextMove, PageSet, Repair};
 use crate::gather::{Gather, Trial};
@@ -26,16 +27,21 @@ use crate::transport::ReplicatedTransport;
 use fabric_host::Allowance;
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use std::time::{Duration, Instant};
+use stored::Stored;
 
-/// Limit of pages that are copied at once: a quarter of a connection, so that write-backs have the
-/// rest.
-const COPYING_MAX: usize = fabric_transport::IN_FLIGHT_MAX / 4;
+/// Limit of requests of repairs to a donor, reads or writes: a quarter of a connection, so that
+/// write-backs have the rest.
+const REQUESTS_MAX: usize = fabric_transport::IN_FLIGHT_MAX / 4;
 
 /// Limit of the rate of repairs, so that most of a fast link is left to the guest.
 pub const REPAIR_BYTES_PER_SECOND: u64 = 128 << 20;
 
 /// Pages that may be copied at once after a pause.
 const BURST_PAGES: u64 = 64;
+
+/// Blocks that are completed at once: those without a page to be copied take no time of a donor, but
+/// write-backs wait meanwhile.
+const BLOCKS_AT_ONCE: usize = 64;
 
 /// Unit of the time until a donor that went out repeatedly is used again: none of it for the first
 /// time, then 1, 3, 7, and so on.
@@ -119,6 +125,8 @@ pub(crate) struct Repairs {
     changes: u32,
     /// Whether a block was repaired since the last report.
     has_repaired: bool,
+    /// What donors have. Empty for a thread that does not repair.
+    stored: Stored,
     readmissions: Vec<Readmission>,
     pub readmission_unit: Duration,
     /// That of stripes; `None` for two copies.
@@ -149,6 +157,7 @@ impl Repairs {
             cursor: None,
             changes: 0,
             has_repaired: false,
+            stored: Stored::default(),
             readmissions: Vec::new(),
             readmission_unit: READMISSION_UNIT,
             layout,
@@ -173,8 +182,22 @@ impl Repairs {
         (current.is_move && current.repair.block == block).then_some((at, to))
     }
 
+    /// Has repairs made from now on, of so many blocks of which donors have no page.
+    pub fn of_blocks(self, blocks: u32) -> Self {
+        Self {
+            stored: Stored::new(blocks),
+            ..self
+        }
+    }
+
+    /// Notes that pages of a block are dropped.
+    pub fn note_dropped(&mut self, block: u32, first: u32, pages: u32) {
+        self.stored.remove(block, first, pages);
+    }
+
     /// Notes that a page is written back to all copies.
-    pub fn supersede(&mut self, block: u32, in_block: u64) {
+    pub fn note_written(&mut self, block: u32, in_block: u64) {
+        self.stored.insert(block, page_of(in_block));
         let Some(current) = &mut self.current else {
             return;
         };
@@ -206,11 +229,14 @@ impl Repairs {
         });
     }
 
-    /// A page of the new copy is complete.
-    pub fn written(&mut self, copies: &Copies, page: u32) {
+    /// Pages of the new copy are complete.
+    pub fn written(&mut self, copies: &Copies, first: u32, pages: u32) {
         if let Some(current) = &mut self.current {
-            copies.fill_holes(current.repair.to, page, 1);
-            current.copying.retain(|copying| copying.page != page);
+            copies.fill_holes(current.repair.to, first, pages);
+            let written = first..first + pages;
+            current
+                .copying
+                .retain(|copying| !written.contains(&copying.page));
         }
     }
 
@@ -243,8 +269,9 @@ impl Repairs {
     ) -> Option<Repair> {
         let ended = self.current.take_if(|current| ends(current))?;
         for member in members {
-            member
-                .abandon(|purpose| matches!(purpose, Purpose::CopyRead(_) | Purpose::CopyWrite(_)));
+            member.abandon(|purpose| {
+                matches!(purpose, Purpose::CopyRead(_) | Purpose::CopyWrite { .. })
+            });
         }
         ended.is_move.then_some(ended.repair)
     }
@@ -256,9 +283,9 @@ impl Repairs {
         }
     }
 
-    /// Takes a page from the allowance.
-    fn may_copy(&mut self, now: Instant) -> bool {
-        let is_allowed = self.allowance.take(now, 1) > 0;
+    /// Takes so many pages from the allowance, if it has them.
+    fn may_copy(&mut self, now: Instant, pages: u32) -> bool {
+        let is_allowed = self.allowance.take_all(now, pages.into());
         if !is_allowed {
             let pause = now + Allowance::PAUSE;
             self.due = Some(self.due.map_or(pause, |due| due.min(pause)));
@@ -295,7 +322,12 @@ impl ReplicatedTransport {
         }
         self.reclaim();
         self.release_held();
+        let mut ended = 0;
         while self.repairs.cursor.is_some() || self.repairs.current.is_some() {
+            if ended == BLOCKS_AT_ONCE {
+                self.repairs.due = Some(Instant::now());
+                return;
+            }
             if !self.has_current() {
                 return;
             }
@@ -305,6 +337,7 @@ impl ReplicatedTransport {
             if !self.end_block() {
                 return;
             }
+            ended += 1;
         }
     }
 
@@ -417,9 +450,11 @@ impl ReplicatedTransport {
                 found
             }
         };
+        let stored = repairs.stored.of(repair.block);
+        copies.fill_holes_except(repair.to, stored);
         let pages = match repair.catches_up {
-            true => copies.missed_at(repair.to),
-            false => PageSet::ALL,
+            true => stored.and(copies.missed_at(repair.to)),
+            false => stored,
         };
         repairs.current = Some(Current {
             repair,
@@ -428,7 +463,7 @@ impl ReplicatedTransport {
             is_move,
             pages,
             next: pages.next_from(0),
-            copying: Vec::with_capacity(COPYING_MAX),
+            copying: Vec::with_capacity(REQUESTS_MAX),
         });
         true
     }
@@ -444,7 +479,7 @@ mod tests {
         let mut repairs = Repairs::new(None);
         let copied = (0..=100_000).filter(|count| {
             let now = start + Duration::from_micros(*count * 10);
-            repairs.may_copy(now)
+            repairs.may_copy(now, 1)
         });
         let copied = copied.count() as u64;
         // In a second; what is less than a page is not saved up.

@@ -172,7 +172,7 @@ impl ReplicatedTransport {
         let numbers = u32::try_from(most).expect("a few donors");
         let inbox = set.note_with(transports.len());
         let noted = set.copies().register();
-        let layout = set.copies().layout();
+        let (layout, blocks) = (set.copies().layout(), set.copies().blocks());
         let members = transports.into_iter().enumerate();
         let members = members.map(|(donor, transport)| Member::new(transport, set.path(donor)));
         Self {
@@ -190,7 +190,10 @@ impl ReplicatedTransport {
             vacated: (noted.epoch(), 0),
             noted,
             look_at: Instant::now(),
-            repairs: Repairs::new(layout),
+            repairs: match role {
+                Role::Reader => Repairs::new(layout),
+                Role::Evictor => Repairs::new(layout).of_blocks(blocks),
+            },
             stripes: layout.map(Stripes::new),
         }
     }

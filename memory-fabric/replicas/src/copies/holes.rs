@@ -15,7 +15,7 @@
 
 mod needed;
 
-use super::{Copies, CopyState, DONORS_MAX};
+use super::{Copies, CopyState, DONORS_MAX, PageSet};
 use crate::copies::word::SLOTS_MAX;
 use crate::placement::Place;
 use fabric_homes::BLOCK_PAGES;
@@ -68,7 +68,7 @@ fn bit_of(page: u32) -> (usize, u64) {
 }
 
 /// Returns the words with pages of a range, and the bits of these.
-fn bits_of(first: u32, pages: u32) -> impl Iterator<Item = (usize, u64)> {
+pub(crate) fn bits_of(first: u32, pages: u32) -> impl Iterator<Item = (usize, u64)> {
     let end = first.saturating_add(pages).min(BLOCK_PAGES);
     let below = |page: u32| match page {
         64.. => u64::MAX,
@@ -134,11 +134,20 @@ impl Copies {
 
     /// Notes that a place has pages of its block, or needs none of them: no block has it.
     pub(crate) fn fill_holes(&self, place: Place, first: u32, pages: u32) {
+        self.fill(place, bits_of(first, pages));
+    }
+
+    /// Notes that no donor has any other page of the block in a place: it needs none of them.
+    pub(crate) fn fill_holes_except(&self, place: Place, pages: PageSet) {
+        self.fill(place, pages.others());
+    }
+
+    fn fill(&self, place: Place, pages: impl Iterator<Item = (usize, u64)>) {
         let holes = self.has_holes().then(|| self.holes.of(place)).flatten();
         let Some(holes) = holes else {
             return;
         };
-        for (word, bits) in bits_of(first, pages) {
+        for (word, bits) in pages {
             let filled = holes[word].fetch_and(!bits, Ordering::Relaxed) & bits;
             let filled = u64::from(filled.count_ones());
             self.holes.count.fetch_sub(filled, Ordering::Relaxed);

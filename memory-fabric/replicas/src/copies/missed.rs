@@ -15,12 +15,17 @@ use std::sync::{Mutex, MutexGuard};
 
 const WORDS: usize = (BLOCK_PAGES / u64::BITS) as usize;
 
+/// A bit for each page of a block.
+pub(crate) type BlockWords = [u64; WORDS];
+
 /// Pages of a block, a bit each.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct PageSet([u64; WORDS]);
+pub(crate) struct PageSet(BlockWords);
 
 impl PageSet {
-    pub const ALL: Self = Self([u64::MAX; WORDS]);
+    pub const fn of(words: BlockWords) -> Self {
+        Self(words)
+    }
 
     fn insert(&mut self, page: u32) {
         self.0[(page / u64::BITS) as usize] |= 1 << (page % u64::BITS);
@@ -30,8 +35,18 @@ impl PageSet {
         self.0[(page / u64::BITS) as usize] >> (page % u64::BITS) & 1 == 1
     }
 
-    fn with(self, bits: [u64; WORDS]) -> Self {
+    fn with(self, bits: BlockWords) -> Self {
         Self(std::array::from_fn(|word| self.0[word] | bits[word]))
+    }
+
+    /// Returns the words, with a bit for each page that is not in the set.
+    pub fn others(self) -> impl Iterator<Item = (usize, u64)> {
+        self.0.into_iter().map(|word| !word).enumerate()
+    }
+
+    /// Returns the pages that both sets have.
+    pub fn and(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] & other.0[word]))
     }
 
     /// Returns the first page from this one on; the end of the block if there is none.
@@ -214,9 +229,14 @@ mod tests {
             next += 1;
         }
         assert_eq!(set.next_from(next), BLOCK_PAGES);
-        assert_eq!(PageSet::ALL.next_from(17), 17);
         let mut bits = [0; WORDS];
         bits[2] = 1 << 5;
         assert!(set.with(bits).contains(133) && !set.contains(133));
+        bits[1] = 1;
+        let both = set.and(PageSet::of(bits));
+        assert_eq!(
+            [0, 64, 133].map(|page| both.contains(page)),
+            [false, true, false]
+        );
     }
 }

@@ -14,15 +14,18 @@ impl Repairs {
         set.is_genuine(offset, &mut self.checked) != Some(false)
     }
 
-    /// Takes a page of a copy, or a piece of it, from a donor.
-    pub fn read(&mut self, set: &ReplicaSet, page: u32, donor: usize, bytes: &[u8]) {
-        match self.layout {
-            Some(layout) => self.piece_arrived(set, layout, page, donor, bytes),
-            None => self.copy_arrived(set, page, donor, bytes),
+    /// Takes pieces of consecutive pages from a donor.
+    pub fn pieces_arrived(&mut self, set: &ReplicaSet, first: u32, donor: usize, bytes: &[u8]) {
+        let Some(layout) = self.layout else {
+            return;
+        };
+        for (page, piece) in (first..).zip(bytes.chunks(layout.unit())) {
+            self.piece_arrived(set, layout, page, donor, piece);
         }
     }
 
-    fn copy_arrived(&mut self, set: &ReplicaSet, page: u32, donor: usize, bytes: &[u8]) {
+    /// Takes a page of a copy from a donor.
+    pub fn copy_arrived(&mut self, set: &ReplicaSet, page: u32, donor: usize, bytes: &[u8]) {
         let Some(Current {
             repair,
             sources,
@@ -46,7 +49,7 @@ impl Repairs {
             return;
         };
         if *superseded {
-            self.written(set.copies(), page);
+            self.written(set.copies(), page, 1);
             return;
         }
         let mut sources = sources.iter().map(|(_, place)| place.donor);
@@ -71,7 +74,7 @@ impl Repairs {
         }
         if is_new_copy {
             // It has the page, which is wrong in the copy that was read first.
-            self.written(set.copies(), page);
+            self.written(set.copies(), page, 1);
             return;
         }
         copying.phase = Phase::Arrived(bytes.into());
@@ -115,7 +118,7 @@ impl Repairs {
         }
         if *superseded {
             // The pieces may be of different versions, and are not used.
-            self.written(set.copies(), page);
+            self.written(set.copies(), page, 1);
             return;
         }
         if let (true, Some(trial)) = (set.has_check(), &mut self.trial) {

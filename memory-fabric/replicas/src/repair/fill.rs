@@ -1,6 +1,6 @@
 //! The pages of the block that is being filled, from the valid copy to the new one.
 
-use super::{COPYING_MAX, Copying, Current, Phase, in_block};
+use super::{Copying, Current, Phase, REQUESTS_MAX, Repairs, in_block};
 use crate::copies::{Has, Repair};
 use crate::gather::Gather;
 use crate::member::Purpose;
@@ -8,34 +8,77 @@ use crate::placement::Place;
 use crate::stripe::Layout;
 use crate::transport::{ReplicatedTransport, offset_at};
 use fabric_homes::{BLOCK_BYTES, BLOCK_PAGES};
+use fabric_pages::page::PAGE_SIZE;
 use std::time::Instant;
 
+/// Returns how many of the first pages have arrived and can be written at once: all whose pieces are in
+/// one page of a donor, or one.
+fn arrived_together(copying: &[Copying], split: usize) -> usize {
+    let has_arrived = |copying: &Copying| matches!(copying.phase, Phase::Arrived(_));
+    let first = copying[0].page;
+    let group = copying
+        .get(..split)
+        .filter(|_| (first as usize).is_multiple_of(split));
+    let is_whole = |group: &[Copying]| {
+        let mut all = group.iter().zip(first..);
+        all.all(|(copying, page)| copying.page == page && has_arrived(copying))
+    };
+    match group.is_some_and(is_whole) {
+        true => split,
+        false => usize::from(has_arrived(&copying[0])),
+    }
+}
+
 impl ReplicatedTransport {
+    /// Writes what has arrived: the pieces of consecutive pages that are a page of the donor at once, as
+    /// they were read.
     pub(super) fn write_arrived(&mut self) {
-        let Some(current) = &mut self.repairs.current else {
+        let Repairs {
+            current,
+            layout,
+            checked: together,
+            ..
+        } = &mut self.repairs;
+        let Some(Current {
+            repair, copying, ..
+        }) = current
+        else {
             return;
         };
-        let split = self.repairs.layout.map_or(1, Layout::data);
-        let copies = self.set.copies();
-        let Repair { to, is_empty, .. } = current.repair;
+        let (copies, split) = (self.set.copies(), layout.map_or(1, Layout::data));
+        let Repair { to, is_empty, .. } = *repair;
         let member = &mut self.members[usize::from(to.donor)];
-        current.copying.retain_mut(|copying| {
-            let Phase::Arrived(bytes) = &copying.phase else {
-                return true;
-            };
-            if is_empty && bytes.iter().all(|byte| *byte == 0) {
-                copies.fill_holes(to, copying.page, 1);
-                return false;
+        let mut at = 0;
+        while at < copying.len() {
+            let count = arrived_together(&copying[at..], split);
+            let mut bytes = 0;
+            for copying in &copying[at..at + count] {
+                if let Phase::Arrived(piece) = &copying.phase {
+                    together[bytes..][..piece.len()].copy_from_slice(piece);
+                    bytes += piece.len();
+                }
             }
-            let offset = offset_at(to, in_block(copying.page), split);
-            let purpose = Purpose::CopyWrite(copying.page);
+            let together = &together[..bytes];
+            let (first, pages) = (copying[at].page, u32::try_from(count).expect("at most 8"));
+            if count > 0 && is_empty && together.iter().all(|byte| *byte == 0) {
+                copies.fill_holes(to, first, pages);
+                copying.drain(at..at + count);
+                continue;
+            }
+            let offset = offset_at(to, in_block(first), split);
+            let purpose = Purpose::CopyWrite { page: first, pages };
             // That of an earlier repair of this page comes first.
-            let may_write = member.has_room() && !member.is_copying(offset);
-            if may_write && member.write(purpose, offset, bytes).is_ok() {
-                copying.phase = Phase::Writing;
+            let may_write = count > 0
+                && member.has_room()
+                && member.copying() < REQUESTS_MAX
+                && !member.is_copying(&(offset..offset + bytes as u64));
+            if may_write && member.write(purpose, offset, together).is_ok() {
+                for copying in &mut copying[at..at + count] {
+                    copying.phase = Phase::Writing;
+                }
             }
-            true
-        });
+            at += count.max(1);
+        }
     }
 
     /// Reads pages again, and then elsewhere, that were wrong.
@@ -98,7 +141,8 @@ impl ReplicatedTransport {
             };
             let member = &mut members[usize::from(place.donor)];
             let offset = offset_at(place, in_block(page), 1);
-            let has_room = member.has_room() && !member.is_copying(offset);
+            let bytes = offset..offset + PAGE_SIZE as u64;
+            let has_room = member.has_room() && !member.is_copying(&bytes);
             let posted = has_room && member.read(Purpose::CopyRead(page), offset, None).is_ok();
             *lacks = !posted;
             true
@@ -178,49 +222,67 @@ impl ReplicatedTransport {
             let Some(current) = &self.repairs.current else {
                 return;
             };
-            let (repair, page) = (&current.repair, current.next);
-            let at = u64::from(repair.block) * BLOCK_BYTES + in_block(page);
-            let layout = self.repairs.layout;
+            let (first, layout) = (current.next, self.repairs.layout);
             let has_room =
                 |(_, place): &(usize, Place)| self.members[usize::from(place.donor)].has_room();
             // The second of copies is for what is wrong in the first.
             let asked = layout.map_or(1, |_| current.sources.len());
-            if page == BLOCK_PAGES
-                || current.copying.len() >= COPYING_MAX
+            let run = self.next_run(current);
+            if run == 0
                 || !current.sources[..asked].iter().all(has_room)
-                || self.is_being_written(at)
-                || !self.repairs.may_copy(now)
+                || !self.repairs.may_copy(now, run)
             {
                 return;
             }
-            let purpose = Purpose::CopyRead(page);
             let Some(current) = &mut self.repairs.current else {
                 return;
             };
+            let purpose = Purpose::CopyRead(first);
             for &(_, place) in &current.sources[..asked] {
                 let member = &mut self.members[usize::from(place.donor)];
                 let split = layout.map_or(1, Layout::data);
-                let offset = offset_at(place, in_block(page), split);
+                let offset = offset_at(place, in_block(first), split);
                 let posted = match layout {
                     None => member.read(purpose, offset, None),
-                    Some(layout) => member.read_pieces(purpose, offset, layout.unit()),
+                    Some(layout) => {
+                        member.read_pieces(purpose, offset, layout.unit() * run as usize)
+                    }
                 };
                 posted.expect("room was seen");
             }
-            current.next = current.pages.next_from(page + 1);
-            current.copying.push(Copying {
+            let asked = current.sources[..asked].iter();
+            let asked = asked.fold(0, |bits, (at, _)| bits | 1 << at);
+            current.next = current.pages.next_from(first + run);
+            let all = (first..first + run).map(|page| Copying {
                 page,
                 phase: Phase::Reading {
                     superseded: false,
                     gather: Gather::default(),
-                    asked: current.sources[..asked]
-                        .iter()
-                        .fold(0, |bits, (at, _)| bits | 1 << at),
+                    asked,
                     lacks: false,
                     attempts: 0,
                 },
             });
+            current.copying.extend(all);
         }
+    }
+
+    /// Returns how many pages from the next one on can be read by one request to each donor: of stripes
+    /// those whose pieces are in one page of a donor. None while the next one is being written back, or
+    /// too many others are copied.
+    fn next_run(&self, current: &Current) -> u32 {
+        let split = self.repairs.layout.map_or(1, Layout::data);
+        let split = u32::try_from(split).expect("at most 8");
+        let first = current.next;
+        let end = BLOCK_PAGES.min(first - first % split + split);
+        if current.copying.len() + (end - first) as usize > REQUESTS_MAX * split as usize {
+            return 0;
+        }
+        let block = u64::from(current.repair.block) * BLOCK_BYTES;
+        let ends = |page: &u32| {
+            !current.pages.contains(*page) || self.is_being_written(block + in_block(*page))
+        };
+        (first..end).find(ends).unwrap_or(end) - first
     }
 
     /// Ends the repair of a block that is complete; false when it is not.
@@ -265,7 +327,7 @@ impl ReplicatedTransport {
             let split = self.repairs.layout.map_or(1, Layout::data);
             let offset = offset_at(held.place, held.in_block, split);
             let purpose = Purpose::Operation(held.operation);
-            member.is_copying(offset)
+            member.is_copying(&(offset..offset + held.bytes.len() as u64))
                 || !member.has_room()
                 || member.write(purpose, offset, &held.bytes).is_err()
         });

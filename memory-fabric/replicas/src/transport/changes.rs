@@ -45,7 +45,7 @@ impl ReplicatedTransport {
         match work {
             Work::Drop { pages } => self.note_dropped(block, in_block, pages),
             _ => {
-                self.repairs.supersede(block, in_block);
+                self.repairs.note_written(block, in_block);
                 let copies = self.set.copies();
                 copies.forget_lost(block, page_in(in_block), 1);
                 let without = (0..copies.width()).filter(|&at| places[at].is_none());
@@ -76,7 +76,7 @@ impl ReplicatedTransport {
                 (_, Some(page)) => {
                     let bytes = pieces.map_or(page.as_slice(), |all| all.piece(page, number));
                     let at = offset_at(place, in_block, split);
-                    if member.is_copying(at) {
+                    if member.is_copying(&(at..at + bytes.len() as u64)) {
                         self.repairs.hold(index, place, in_block, bytes);
                         Ok(())
                     } else {
@@ -97,7 +97,8 @@ impl ReplicatedTransport {
     }
 
     /// Notes that pages are dropped, whether donors forget them or not: none is missing anywhere.
-    fn note_dropped(&self, block: u32, in_block: u64, pages: u32) {
+    fn note_dropped(&mut self, block: u32, in_block: u64, pages: u32) {
+        self.repairs.note_dropped(block, page_in(in_block), pages);
         let (copies, first) = (self.set.copies(), page_in(in_block));
         copies.forget_pages(block, first, pages);
         if let Some((_, place)) = self.repairs.third_place(block) {

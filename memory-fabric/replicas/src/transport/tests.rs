@@ -376,6 +376,7 @@ fn room_that_a_late_answer_makes_usable_is_used_without_another_change() {
 fn a_repair_that_nobody_answers_is_looked_at_again() {
     let bed = Bed::new(&[4, 4, 4], 4);
     let mut evictor = bed.transport(Role::Evictor);
+    (0..64).for_each(|page| write(&mut evictor, page * 4096, 1 + page));
     for donor in 0..3 {
         bed.cut(donor);
     }

@@ -40,7 +40,8 @@ pub struct FakeDonor {
     before: HashMap<u64, Box<PageBytes>>,
     /// While set, this is sent, once in so many answers.
     pub forgery: Option<(Forgery, u64)>,
-    answers: u64,
+    /// Reads that were answered.
+    pub answers: u64,
     /// Pages, or pieces of them, that were written.
     pub writes: u64,
     /// Answers that were forged.
@@ -171,12 +172,16 @@ impl FakeTransport {
         if self.posted.len() == IN_FLIGHT_MAX {
             return Err(Full);
         }
-        if let Kind::Write(..) = kind {
-            let is_twice = |request: &Request| {
-                matches!(request.kind, Kind::Write(..)) && request.offset == offset
+        if let Kind::Write(_, bytes) = &kind {
+            let end = offset + bytes.len() as u64;
+            let is_twice = |request: &Request| match &request.kind {
+                Kind::Write(_, other) => {
+                    request.offset < end && offset < request.offset + other.len() as u64
+                }
+                _ => false,
             };
             let twice = self.posted.iter().any(is_twice);
-            assert!(!twice, "two writes of one page are outstanding");
+            assert!(!twice, "two writes of the same bytes are outstanding");
         }
         self.posted.push_back(Request {
             kind,

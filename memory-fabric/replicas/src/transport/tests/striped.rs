@@ -144,6 +144,52 @@ fn pieces_of_lost_donors_are_made_again_on_others_and_more_may_be_lost_then() {
 }
 
 #[test]
+fn a_piece_is_made_again_of_the_pages_that_donors_have_and_of_no_other() {
+    let bed = bed("4+2", 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    let before = [1, 4, 5, 6, 7, 8, 9, 10, 11, 300].map(|page| (page, 10 + page));
+    for (page, version) in before {
+        write(&mut evictor, page * 4096, version);
+    }
+    // What the guest has freed, and one of these that it has written again since. A drop of a part of
+    // the donors' page does not reach them.
+    for (first, pages) in [(4, 4), (300, 1)] {
+        evictor.post_drop(first * 4096, pages).expect("room");
+    }
+    let mut dropped = 0;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while dropped < 4 {
+        assert!(Instant::now() < deadline, "the drop does not end");
+        evictor.poll(&mut |completion| match completion {
+            Completion::Dropped(pages) => dropped += pages,
+            other => panic!("unexpected {other:?}"),
+        });
+    }
+    write(&mut evictor, 6 * 4096, 90);
+    let lost = donors(&bed, 0)[0];
+    bed.cut(lost);
+    let counts = |of: fn(&FakeDonor) -> u64| -> u64 {
+        let all = bed.donors.iter();
+        all.map(|donor| of(&donor.lock().expect("no panic"))).sum()
+    };
+    let (read, written) = (counts(|donor| donor.answers), counts(|donor| donor.writes));
+    assert_ne!(bed.set.lost(lost, "it was killed"), Loss::OfBlocks);
+    let copies = bed.set.copies();
+    poll_until(&mut evictor, "made again", |_| copies.degraded() == 0);
+    // Pages 1, 6, and 8 to 11, whose pieces are a page of each donor.
+    assert_eq!(counts(|donor| donor.answers) - read, 3 * 4);
+    assert_eq!(counts(|donor| donor.writes) - written, 3);
+    let mut reader = bed.transport(Role::Reader);
+    let last = donors(&bed, 0)[5];
+    bed.cut(last);
+    assert_ne!(bed.set.lost(last, "it too"), Loss::OfBlocks);
+    for (page, version) in [(1, 11), (6, 90), (8, 18), (11, 21)] {
+        reader.post_read(Ticket(5), page * 4096).expect("room");
+        poll_until(&mut reader, "read", |done| done == [(5, version)]);
+    }
+}
+
+#[test]
 fn drops_keep_pieces_of_other_pages_in_the_same_page_of_a_donor() {
     let bed = bed("4+2", 0);
     let (mut evictor, mut reader) = (bed.transport(Role::Evictor), bed.transport(Role::Reader));

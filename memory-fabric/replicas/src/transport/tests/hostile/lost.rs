@@ -357,11 +357,16 @@ fn a_drain_while_pages_are_written_and_freed_leaves_no_copy_and_no_hole() {
 fn a_page_that_is_freed_after_it_was_not_copied_moves_with_its_copy() {
     let mut vm = Vm::of(Bed::new(&[2; 3], 1));
     vm.evictor.look_at += Duration::from_secs(3600);
-    vm.write(0);
+    (0..512).for_each(|page| vm.write(page * PAGE));
     let set = Arc::clone(&vm.bed.set);
     let [leaving, other] = set.copies().of(0).map(|copy| usize::from(copy.place.donor));
     for donor in [leaving, other] {
-        vm.forge(donor, FLIPPED_BIT);
+        vm.forge(donor, |now, before, other, number| {
+            match now == page_with(1) {
+                true => FLIPPED_BIT(now, before, other, number),
+                false => now.to_vec(),
+            }
+        });
     }
     let ended = begin_drain(&vm, leaving);
     // Each was read twice. The rest of the block takes longer.
