@@ -23,6 +23,18 @@ pub(crate) enum Purpose {
     Abandoned,
 }
 
+/// Limit of requests of repairs to a donor, reads and writes each: a quarter of a connection, so that
+/// most is left to the pager.
+pub(crate) const REPAIR_REQUESTS_MAX: usize = IN_FLIGHT_MAX / 4;
+
+/// What is outstanding of repairs, also of one that was given up.
+#[derive(Clone, Debug)]
+enum OfRepair {
+    Read,
+    /// Of these bytes.
+    Write(Range<u64>),
+}
+
 /// An answer of a donor.
 #[derive(Debug)]
 pub(crate) enum Answer<'a> {
@@ -41,10 +53,11 @@ pub(crate) struct Member {
     /// Indexed by the ticket of this connection.
     requests: Vec<Option<Purpose>>,
     free: Vec<u32>,
-    /// By the ticket, which bytes a repair writes, also if its answer is not used any more.
-    copies: Vec<Option<Range<u64>>>,
-    /// Number of these.
-    copying: usize,
+    /// By the ticket.
+    of_repairs: Vec<Option<OfRepair>>,
+    /// Number of reads, and of writes, of these.
+    repair_reads: usize,
+    repair_writes: usize,
     /// Outstanding drops, which have no tickets, in the order of posting.
     drops: VecDeque<Purpose>,
     /// Whether the donor is out, as far as this thread has seen.
@@ -61,8 +74,9 @@ impl Member {
             path,
             requests: vec![None; IN_FLIGHT_MAX],
             free: (0..most).rev().collect(),
-            copies: vec![None; IN_FLIGHT_MAX],
-            copying: 0,
+            of_repairs: vec![None; IN_FLIGHT_MAX],
+            repair_reads: 0,
+            repair_writes: 0,
             drops: VecDeque::with_capacity(IN_FLIGHT_MAX),
             out: false,
             has_left: false,
@@ -107,6 +121,16 @@ impl Member {
         self.in_flight() < IN_FLIGHT_MAX && !self.free.is_empty()
     }
 
+    /// Returns whether a repair may read from the donor now.
+    pub fn has_room_to_repair_from(&self) -> bool {
+        self.has_room() && self.repair_reads < REPAIR_REQUESTS_MAX
+    }
+
+    /// Returns whether a repair may write to the donor now.
+    pub fn has_room_to_repair(&self) -> bool {
+        self.has_room() && self.repair_writes < REPAIR_REQUESTS_MAX
+    }
+
     /// Returns whether nothing is outstanding.
     pub fn is_idle(&self) -> bool {
         self.in_flight() == 0
@@ -123,6 +147,10 @@ impl Member {
             return Err(full);
         }
         self.requests[ticket as usize] = Some(purpose);
+        if let Purpose::CopyRead(_) = purpose {
+            self.of_repairs[ticket as usize] = Some(OfRepair::Read);
+            self.repair_reads += 1;
+        }
         Ok(ticket)
     }
 
@@ -155,8 +183,8 @@ impl Member {
             }
         })?;
         if let Purpose::CopyWrite { .. } = purpose {
-            self.copies[ticket as usize] = Some(written);
-            self.copying += 1;
+            self.of_repairs[ticket as usize] = Some(OfRepair::Write(written));
+            self.repair_writes += 1;
         }
         Ok(())
     }
@@ -164,14 +192,11 @@ impl Member {
     /// Returns whether a repair's write of any of these bytes is outstanding, also one of a repair that
     /// was given up: no other may be posted then, since they may take different ways.
     pub fn is_copying(&self, bytes: &Range<u64>) -> bool {
-        let mut copies = self.copies.iter().flatten();
-        let overlaps = |copy: &Range<u64>| copy.start < bytes.end && bytes.start < copy.end;
-        self.copying > 0 && copies.any(overlaps)
-    }
-
-    /// Returns how many writes of repairs are outstanding.
-    pub fn copying(&self) -> usize {
-        self.copying
+        let overlaps = |outstanding: &OfRepair| match outstanding {
+            OfRepair::Write(copy) => copy.start < bytes.end && bytes.start < copy.end,
+            OfRepair::Read => false,
+        };
+        self.repair_writes > 0 && self.of_repairs.iter().flatten().any(overlaps)
     }
 
     pub fn drop_pages(&mut self, purpose: Purpose, offset: u64, pages: u32) -> Result<(), Full> {
@@ -199,10 +224,15 @@ impl Member {
     /// Passes on all answers that have arrived.
     pub fn poll(&mut self, answered: &mut dyn FnMut(Purpose, Answer<'_>)) {
         let (requests, free, drops) = (&mut self.requests, &mut self.free, &mut self.drops);
-        let (copies, copying) = (&mut self.copies, &mut self.copying);
+        let of_repairs = &mut self.of_repairs;
+        let (repair_reads, repair_writes) = (&mut self.repair_reads, &mut self.repair_writes);
         let mut purpose_of = |Ticket(ticket): Ticket| {
             free.push(ticket);
-            *copying -= usize::from(copies[ticket as usize].take().is_some());
+            match of_repairs[ticket as usize].take() {
+                Some(OfRepair::Read) => *repair_reads -= 1,
+                Some(OfRepair::Write(_)) => *repair_writes -= 1,
+                None => {}
+            }
             requests[ticket as usize].take().expect("a ticket in use")
         };
         self.transport.poll(&mut |completion| match completion {

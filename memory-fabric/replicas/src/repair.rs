@@ -20,7 +20,7 @@ mod stored;
 
 use crate::copies::{Copies, NextMove, PageSet, Repair};
 use crate::gather::{Gather, Trial};
-use crate::member::{Member, Purpose};
+use crate::member::{Member, Purpose, REPAIR_REQUESTS_MAX};
 use crate::placement::Place;
 use crate::stripe::Layout;
 use crate::transport::ReplicatedTransport;
@@ -28,10 +28,6 @@ use fabric_host::Allowance;
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use std::time::{Duration, Instant};
 use stored::Stored;
-
-/// Limit of requests of repairs to a donor, reads or writes: a quarter of a connection, so that
-/// write-backs have the rest.
-const REQUESTS_MAX: usize = fabric_transport::IN_FLIGHT_MAX / 4;
 
 /// Limit of the rate of repairs, so that most of a fast link is left to the guest.
 pub const REPAIR_BYTES_PER_SECOND: u64 = 128 << 20;
@@ -78,6 +74,16 @@ enum Phase {
 struct Copying {
     page: u32,
     phase: Phase,
+}
+
+impl Copying {
+    /// Returns what is to be written.
+    fn arrived(&self) -> Option<&[u8]> {
+        match &self.phase {
+            Phase::Arrived(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
 }
 
 /// The block that is being filled.
@@ -463,7 +469,7 @@ impl ReplicatedTransport {
             is_move,
             pages,
             next: pages.next_from(0),
-            copying: Vec::with_capacity(REQUESTS_MAX),
+            copying: Vec::with_capacity(REPAIR_REQUESTS_MAX),
         });
         true
     }

@@ -82,7 +82,7 @@ impl Copies {
     /// there. Only for the thread that repairs.
     pub(crate) fn note_missed(&self, block: u32, at: usize, page: u32) {
         let copy = self.copy(block, at);
-        // Of others every page is copied.
+        // Of others all that donors have is copied.
         if matches!(
             copy.state,
             CopyState::Valid | CopyState::Behind | CopyState::CatchingUp

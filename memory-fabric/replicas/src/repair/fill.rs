@@ -1,9 +1,9 @@
 //! The pages of the block that is being filled, from the valid copy to the new one.
 
-use super::{Copying, Current, Phase, REQUESTS_MAX, Repairs, in_block};
+use super::{Copying, Current, Phase, Repairs, in_block};
 use crate::copies::{Has, Repair};
 use crate::gather::Gather;
-use crate::member::Purpose;
+use crate::member::{Purpose, REPAIR_REQUESTS_MAX};
 use crate::placement::Place;
 use crate::stripe::Layout;
 use crate::transport::{ReplicatedTransport, offset_at};
@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Returns how many of the first pages have arrived and can be written at once: all whose pieces are in
 /// one page of a donor, or one.
 fn arrived_together(copying: &[Copying], split: usize) -> usize {
-    let has_arrived = |copying: &Copying| matches!(copying.phase, Phase::Arrived(_));
+    let has_arrived = |copying: &Copying| copying.arrived().is_some();
     let first = copying[0].page;
     let group = copying
         .get(..split)
@@ -48,36 +48,42 @@ impl ReplicatedTransport {
         let (copies, split) = (self.set.copies(), layout.map_or(1, Layout::data));
         let Repair { to, is_empty, .. } = *repair;
         let member = &mut self.members[usize::from(to.donor)];
+        let is_zero = |copying: &Copying| {
+            let mut bytes = copying.arrived().into_iter().flatten();
+            bytes.all(|byte| *byte == 0)
+        };
         let mut at = 0;
         while at < copying.len() {
             let count = arrived_together(&copying[at..], split);
-            let mut bytes = 0;
-            for copying in &copying[at..at + count] {
-                if let Phase::Arrived(piece) = &copying.phase {
-                    together[bytes..][..piece.len()].copy_from_slice(piece);
-                    bytes += piece.len();
-                }
-            }
-            let together = &together[..bytes];
-            let (first, pages) = (copying[at].page, u32::try_from(count).expect("at most 8"));
-            if count > 0 && is_empty && together.iter().all(|byte| *byte == 0) {
+            let group = &mut copying[at..at + count];
+            let Some(&Copying { page: first, .. }) = group.first() else {
+                at += 1;
+                continue;
+            };
+            let pages = u32::try_from(count).expect("at most 8");
+            if is_empty && group.iter().all(is_zero) {
                 copies.fill_holes(to, first, pages);
                 copying.drain(at..at + count);
                 continue;
             }
+            at += count;
+            let together = &mut together[..count * (PAGE_SIZE / split)];
             let offset = offset_at(to, in_block(first), split);
-            let purpose = Purpose::CopyWrite { page: first, pages };
             // That of an earlier repair of this page comes first.
-            let may_write = count > 0
-                && member.has_room()
-                && member.copying() < REQUESTS_MAX
-                && !member.is_copying(&(offset..offset + bytes as u64));
-            if may_write && member.write(purpose, offset, together).is_ok() {
-                for copying in &mut copying[at..at + count] {
+            let is_copying = member.is_copying(&(offset..offset + together.len() as u64));
+            if is_copying || !member.has_room_to_repair() {
+                continue;
+            }
+            let targets = together.chunks_exact_mut(PAGE_SIZE / split);
+            for (copying, target) in group.iter().zip(targets) {
+                target.copy_from_slice(copying.arrived().unwrap_or_default());
+            }
+            let purpose = Purpose::CopyWrite { page: first, pages };
+            if member.write(purpose, offset, together).is_ok() {
+                for copying in group {
                     copying.phase = Phase::Writing;
                 }
             }
-            at += count.max(1);
         }
     }
 
@@ -142,7 +148,7 @@ impl ReplicatedTransport {
             let member = &mut members[usize::from(place.donor)];
             let offset = offset_at(place, in_block(page), 1);
             let bytes = offset..offset + PAGE_SIZE as u64;
-            let has_room = member.has_room() && !member.is_copying(&bytes);
+            let has_room = member.has_room_to_repair_from() && !member.is_copying(&bytes);
             let posted = has_room && member.read(Purpose::CopyRead(page), offset, None).is_ok();
             *lacks = !posted;
             true
@@ -194,8 +200,9 @@ impl ReplicatedTransport {
             let perhaps: Vec<_> = perhaps.collect();
             let all = sources.iter().chain(&perhaps);
             let left = all.filter(|(at, _)| asked_before >> at & 1 == 0);
-            let has_room =
-                |(_, place): &(usize, Place)| members[usize::from(place.donor)].has_room();
+            let has_room = |(_, place): &(usize, Place)| {
+                members[usize::from(place.donor)].has_room_to_repair_from()
+            };
             if !left.clone().all(has_room) {
                 return true;
             }
@@ -223,8 +230,9 @@ impl ReplicatedTransport {
                 return;
             };
             let (first, layout) = (current.next, self.repairs.layout);
-            let has_room =
-                |(_, place): &(usize, Place)| self.members[usize::from(place.donor)].has_room();
+            let has_room = |(_, place): &(usize, Place)| {
+                self.members[usize::from(place.donor)].has_room_to_repair_from()
+            };
             // The second of copies is for what is wrong in the first.
             let asked = layout.map_or(1, |_| current.sources.len());
             let run = self.next_run(current);
@@ -275,7 +283,7 @@ impl ReplicatedTransport {
         let split = u32::try_from(split).expect("at most 8");
         let first = current.next;
         let end = BLOCK_PAGES.min(first - first % split + split);
-        if current.copying.len() + (end - first) as usize > REQUESTS_MAX * split as usize {
+        if current.copying.len() + (end - first) as usize > REPAIR_REQUESTS_MAX * split as usize {
             return 0;
         }
         let block = u64::from(current.repair.block) * BLOCK_BYTES;

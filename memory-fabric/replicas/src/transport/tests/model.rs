@@ -58,7 +58,8 @@ pub struct World {
 }
 
 const BLOCKS: u32 = 4;
-const PAGES_PER_BLOCK: usize = 6;
+/// As many as two pages of a donor have pieces of, and some of a third one.
+const PAGES_PER_BLOCK: usize = 18;
 
 impl World {
     pub fn new(seed: u64) -> Self {
@@ -146,7 +147,8 @@ impl World {
     pub fn run(mut self, steps: usize) -> (u32, u32, u32) {
         for _ in 0..steps {
             match self.below(40) {
-                0..12 => self.use_page(),
+                0..11 => self.use_page(),
+                11 => self.free_pages(),
                 12..15 => self.fetch_run(),
                 15..22 => self.poll_reader(),
                 22..39 => self.poll_evictor(),
@@ -287,6 +289,33 @@ impl World {
         };
     }
 
+    /// The guest frees the pages from a random one on, in its block, as far as no request is
+    /// outstanding.
+    fn free_pages(&mut self) {
+        let first = self.below(self.pages.len());
+        let end = (first / PAGES_PER_BLOCK + 1) * PAGES_PER_BLOCK;
+        let most = 1 + self.below(2 * PAGES_PER_BLOCK);
+        let is_idle = |page: &&Page| !matches!(page, Page::Writing(..) | Page::Fetching(_));
+        let pages = self.pages[first..end].iter_mut().take(most);
+        let mut count = 0;
+        for page in pages.take_while(|page| is_idle(&&**page)) {
+            *page = Page::Untouched;
+            count += 1;
+        }
+        let offsets = &self.offsets[first..first + count];
+        if let Some((_, seals)) = &self.hostile {
+            let mut seals = seals.lock().expect("no panic");
+            for offset in offsets {
+                seals.remove(offset);
+            }
+        }
+        if let Some(&offset) = offsets.first() {
+            // Donors keep them where there is no room for it.
+            let count = u32::try_from(count).expect("small");
+            let _ = self.evictor.post_drop(offset, count);
+        }
+    }
+
     /// Fetches the remote pages from a random one on, in its block.
     fn fetch_run(&mut self) {
         let first = self.below(self.pages.len());
@@ -385,8 +414,10 @@ impl World {
     fn poll_evictor(&mut self) {
         let (pages, seed) = (&mut self.pages, self.seed);
         self.evictor.poll(&mut |completion| {
-            let Completion::Written(Ticket(index)) = completion else {
-                panic!("seed {seed}: unexpected {completion:?}");
+            let index = match completion {
+                Completion::Written(Ticket(index)) => index,
+                Completion::Dropped(_) => return,
+                other => panic!("seed {seed}: unexpected {other:?}"),
             };
             let page = &mut pages[index as usize];
             *page = match *page {

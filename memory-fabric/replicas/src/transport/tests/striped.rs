@@ -190,6 +190,27 @@ fn a_piece_is_made_again_of_the_pages_that_donors_have_and_of_no_other() {
 }
 
 #[test]
+fn a_repair_of_scattered_pages_leaves_most_of_a_slow_connection_to_write_backs() {
+    let bed = bed("8+2", 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    (0..64).for_each(|page| write(&mut evictor, page * 8 * 4096, 1 + page));
+    let pieces = donors(&bed, 0);
+    bed.cut(pieces[0]);
+    assert_ne!(bed.set.lost(pieces[0], "it was killed"), Loss::OfBlocks);
+    bed.cut(pieces[1]);
+    let until = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < until {
+        evictor.poll(&mut |completion| panic!("{completion:?}"));
+    }
+    let asked = evictor.members[pieces[1]].in_flight();
+    assert!((1..=IN_FLIGHT_MAX / 4).contains(&asked), "{asked} reads");
+    assert_eq!(evictor.in_flight(), 0, "the pager has asked for nothing");
+    bed.restore(pieces[1]);
+    let copies = bed.set.copies();
+    poll_until(&mut evictor, "made again", |_| copies.degraded() == 0);
+}
+
+#[test]
 fn drops_keep_pieces_of_other_pages_in_the_same_page_of_a_donor() {
     let bed = bed("4+2", 0);
     let (mut evictor, mut reader) = (bed.transport(Role::Evictor), bed.transport(Role::Reader));
