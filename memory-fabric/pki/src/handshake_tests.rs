@@ -15,7 +15,7 @@ use rcgen::{
 };
 use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 use tempfile::TempDir;
@@ -283,13 +283,8 @@ impl Signing {
         list.signed_by(&self.issuer).unwrap().pem().unwrap()
     }
 
-    /// The credentials of a member that this authority has signed, with `root` as what it trusts.
-    fn member(
-        &self,
-        holder: &str,
-        root: &Self,
-        lists: &[String],
-    ) -> Result<Credentials, CredentialsError> {
+    /// A certificate of a member, and its key.
+    fn certify(&self, holder: &str) -> (rcgen::Certificate, KeyPair) {
         let subject = Subject {
             cluster: "prod".parse().unwrap(),
             holder: holder.parse().unwrap(),
@@ -297,7 +292,23 @@ impl Signing {
         let mut parameters = member::parameters(&subject).unwrap();
         parameters.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().unwrap();
-        let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
+        (parameters.signed_by(&key, &self.issuer).unwrap(), key)
+    }
+
+    /// What a member shows.
+    fn chain(&self, holder: &str) -> [CertificateDer<'static>; 2] {
+        let (certificate, _) = self.certify(holder);
+        [certificate.der(), self.certificate.der()].map(Clone::clone)
+    }
+
+    /// The credentials of a member that this authority has signed, with `root` as what it trusts.
+    fn member(
+        &self,
+        holder: &str,
+        root: &Self,
+        lists: &[String],
+    ) -> Result<Credentials, CredentialsError> {
+        let (certificate, key) = self.certify(holder);
         let directory = tempfile::tempdir().unwrap();
         let write = |name, text: &str| {
             files::write(
@@ -355,4 +366,13 @@ fn a_revoked_authority_between_is_refused_by_who_has_the_list_of_the_root() {
         assert!(error.contains("Revoked"), "{error}");
     }
     shake(&with_list("vm/web"), &with_list("node/alpha")).unwrap();
+    // As a node, or a VM, looks at an existing connection.
+    let confirms = |credentials: &Credentials, signing: &Signing| {
+        credentials.confirm(&signing.chain("vm/web"))
+    };
+    confirms(&node, &between).unwrap();
+    let node = with_list("node/alpha");
+    let error = confirms(&node, &between).expect_err("revoked");
+    assert!(error.contains("Revoked"), "{error}");
+    confirms(&node, &other).unwrap();
 }
