@@ -8,7 +8,7 @@ use super::{
 };
 use crate::link::path::PathStats;
 use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
-use crate::link::{Leased, Link, LinkPort, LinkStats, describe};
+use crate::link::{Leased, Link, LinkPort, LinkStats, describe, while_kept};
 use crate::stats::{PagerStats, Traffic};
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
@@ -17,6 +17,7 @@ use crate::transport::tcp::TcpTransport;
 use crate::transport::{PageTransport, PathKind};
 use crate::view::LentBy;
 use crate::wire::TrafficClass;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -72,11 +73,14 @@ impl Connections {
                 }
             }
             Sources::Donors(leases) => {
-                // All leases are renewed before the first path is measured.
-                let attached = leases
-                    .into_iter()
-                    .map(|leased| all.attach(leased, classes, observer))
-                    .collect::<Result<Vec<_>, _>>()?;
+                // All links renew their leases before the first path is measured.
+                let mut leases = VecDeque::from(leases);
+                let mut attached = Vec::with_capacity(leases.len());
+                while let Some(leased) = leases.pop_front() {
+                    let others = leases.make_contiguous();
+                    let made = while_kept(others, || all.attach(leased, classes, observer));
+                    attached.push(made?);
+                }
                 for ((attached, lent_by), stats) in
                     attached.into_iter().zip(lent_by).zip(&stats.donors)
                 {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::control::ControlError;
 use crate::homes::{BLOCK_BYTES, LocalNode, LocalUse, NodeId, NodeIds};
-use crate::link::{Delegated, Delegation, Leased, LinkConfig};
+use crate::link::{Delegated, Delegation, Leased, LinkConfig, while_kept};
 use crate::page::{PAGE_SHIFT, PageIndex, PageRange};
 use crate::stream::Carrier;
 use crate::transport::TransportKind;
@@ -287,25 +287,24 @@ impl LeasingNode {
         let config = self.config(leases);
         config.check()?;
         let local = LocalNode::new(config.nodes.local);
-        let resumed = leases.iter().map(|lease| {
+        let mut resumed = Vec::with_capacity(leases.len());
+        for lease in leases {
             let address = lease.address;
             let carrier = self.carrier(lease);
-            let resumed = Leased::resume(
-                LinkConfig {
-                    local: local.clone(),
-                    node: NodeId(lease.donor),
-                    address: lease.address,
-                    carrier: carrier.map_err(|why| FabricError::Process(address, why))?,
-                    vm: self.vm.clone(),
-                    bytes: lease.grant.bytes,
-                    or_less: false,
-                    grace: config.grace,
-                },
-                lease.grant.clone(),
-            );
-            resumed.map_err(|source| FabricError::Donor { address, source })
-        });
-        let resumed = resumed.collect::<Result<_, _>>()?;
+            let link = LinkConfig {
+                local: local.clone(),
+                node: NodeId(lease.donor),
+                address,
+                carrier: carrier.map_err(|why| FabricError::Process(address, why))?,
+                vm: self.vm.clone(),
+                bytes: lease.grant.bytes,
+                or_less: false,
+                grace: config.grace,
+            };
+            let taken_over = while_kept(&mut resumed, || Leased::resume(link, lease.grant.clone()));
+            let failed = |source| FabricError::Donor { address, source };
+            resumed.push(taken_over.map_err(failed)?);
+        }
         Ok((config, resumed))
     }
 

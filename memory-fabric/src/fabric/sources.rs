@@ -7,7 +7,7 @@ use super::{
 use crate::control::ControlError;
 use crate::donor::pool::Pool;
 use crate::homes::{BLOCK_BYTES, LocalNode};
-use crate::link::{Leased, Link, LinkConfig, LinkPort, describe};
+use crate::link::{Leased, Link, LinkConfig, LinkPort, describe, while_kept};
 use crate::page::PAGE_SHIFT;
 use crate::stream::Carrier;
 use crate::transport::udp::Fingerprint;
@@ -81,20 +81,19 @@ pub(super) fn lease(
             }
         };
         donors_left -= 1;
-        let leased = obtain(
-            config.transport,
-            donor.fingerprint,
-            LinkConfig {
-                local: local.clone(),
-                node,
-                address: donor.address,
-                carrier: carrier(config, donor)?,
-                vm: config.vm.clone(),
-                bytes: donor.bytes.unwrap_or(share),
-                or_less: donor.bytes.is_none(),
-                grace: config.grace,
-            },
-        );
+        let link = LinkConfig {
+            local: local.clone(),
+            node,
+            address: donor.address,
+            carrier: carrier(config, donor)?,
+            vm: config.vm.clone(),
+            bytes: donor.bytes.unwrap_or(share),
+            or_less: donor.bytes.is_none(),
+            grace: config.grace,
+        };
+        let leased = while_kept(&mut leases, || {
+            obtain(config.transport, donor.fingerprint, link)
+        });
         let source = |source| FabricError::Donor {
             address: donor.address,
             source,

@@ -2,14 +2,14 @@
 
 mod release;
 
-use super::{LinkConfig, LinkEvent, LinkObserver, LinkRequest, LinkStats, describe};
+use super::{
+    LinkConfig, LinkEvent, LinkObserver, LinkRequest, LinkStats, describe, renewal_interval,
+};
 use crate::control::{
     CONNECT_TIMEOUT, CONTROL_TIMEOUT, ControlError, ControlStream, start_timeout,
 };
 use crate::stream::{Carrier, Stream};
-use crate::wire::{
-    FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass,
-};
+use crate::wire::{FrameKind, LeaseGrant, LeaseStatus, Refusal, Token, TrafficClass};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use fabric_host::{ThreadClass, begin_class};
 use fabric_transport::port::STALL_TIMEOUT;
@@ -28,10 +28,6 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// A connection that lasted for so long was idle and not at fault: one on which requests stay
 /// unanswered fails sooner.
 const QUIET_TIME: Duration = STALL_TIMEOUT.saturating_mul(2);
-/// Shortest time between renewals, however short the lease that a donor grants.
-const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// Renewals in the time after which a lease ends.
-const RENEWALS_PER_LEASE: u32 = 4;
 
 /// Where the connections of one class go.
 #[derive(Debug)]
@@ -175,15 +171,9 @@ impl Keeper {
                 })
             })
     }
-    /// Time between renewals: enough in the lease's own time, and enough to notice in time that
-    /// the control connection was closed.
-    fn renewal_interval(&self) -> Duration {
-        let lease = Duration::from_millis(u64::from(self.grant.duration_ms));
-        (lease / RENEWALS_PER_LEASE).clamp(RENEWAL_INTERVAL_MIN, RENEWAL_INTERVAL_MAX)
-    }
 
     fn run(mut self, asked: &Receiver<LinkRequest>) -> LeaseStatus {
-        let interval = self.renewal_interval();
+        let interval = renewal_interval(&self.grant);
         let mut renew_at = Instant::now() + interval;
         let mut lost = false;
         loop {
@@ -395,7 +385,7 @@ impl Keeper {
             if !self.ports[index].wanted {
                 continue;
             }
-            if renewed_at.elapsed() >= self.renewal_interval() {
+            if renewed_at.elapsed() >= renewal_interval(&self.grant) {
                 self.renew(FrameKind::Renew)?;
                 renewed_at = Instant::now();
             }

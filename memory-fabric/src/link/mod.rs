@@ -9,12 +9,14 @@ mod keeper;
 pub mod probe;
 pub mod rdma;
 mod stats;
+mod waiting;
 
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::homes::{LocalNode, NodeId};
 use crate::stream::Carrier;
 use crate::wire::{
-    Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass, lease_duration,
+    Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, RENEWAL_INTERVAL_MAX, TrafficClass,
+    lease_duration,
 };
 use crossbeam_channel::{Sender, bounded};
 pub use delegation::{Delegated, Delegation};
@@ -31,9 +33,23 @@ use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
+pub use waiting::while_kept;
 
 /// Round trips measured when a lease begins.
 const ROUND_TRIPS_MEASURED: usize = 8;
+
+/// Shortest time between renewals, however short the lease that a donor grants.
+const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// Renewals in the time after which a lease ends.
+const RENEWALS_PER_LEASE: u32 = 4;
+
+/// Returns the time between renewals: enough in the lease's own time, and enough to notice in time that
+/// the control connection was closed.
+fn renewal_interval(grant: &LeaseGrant) -> Duration {
+    let lease = Duration::from_millis(u64::from(grant.duration_ms));
+    (lease / RENEWALS_PER_LEASE).clamp(RENEWAL_INTERVAL_MIN, RENEWAL_INTERVAL_MAX)
+}
 
 /// An event of a link.
 #[derive(Clone, Debug, Eq, PartialEq)]
