@@ -139,7 +139,10 @@ impl Evictor {
             if lifecycle.is_late() || is_done() {
                 return Ok(());
             }
-            self.waiter.set_due(self.relocation.due());
+            // Nothing moves any more when the pager stops.
+            let due = self.relocation.due();
+            self.waiter
+                .set_due(due.filter(|_| !lifecycle.is_stopping()));
             let slept = self.waiter.idle(&fds, &mut self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
                 self.inbox.clear_wake();

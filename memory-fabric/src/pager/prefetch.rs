@@ -309,7 +309,9 @@ impl Prefetcher {
     /// limited, so that a fault does not wait long for predicted pages.
     fn has_room(&self, target: &Target) -> bool {
         let donor = target.donor;
-        self.transports[donor].in_flight() < IN_FLIGHT_MAX
+        let transport = &self.transports[donor];
+        !transport.is_vacant()
+            && transport.in_flight() < IN_FLIGHT_MAX
             && self.pages_in_flight[donor] + target.most <= target.in_flight_max
     }
 

@@ -189,6 +189,11 @@ pub trait PageTransport: Send + fmt::Debug {
     /// Requests outstanding.
     fn in_flight(&self) -> usize;
 
+    /// Whether there is no donor any more: every request is refused, though none is outstanding.
+    fn is_vacant(&self) -> bool {
+        false
+    }
+
     /// To be called before sleeping until something is ready. False when something is there
     /// already, which [`poll`](Self::poll) gives.
     fn arm(&mut self) -> bool {

@@ -32,5 +32,9 @@ impl PageTransport for Vacant {
         0
     }
 
+    fn is_vacant(&self) -> bool {
+        true
+    }
+
     fn interests(&self, _: &mut dyn FnMut(Interest)) {}
 }

@@ -306,6 +306,10 @@ impl Evictor {
                 continue;
             };
             let link = shared.homes.link_to_home(home);
+            if self.transports[link].is_vacant() {
+                // Nothing is left there that could forget them.
+                continue;
+            }
             if self.transports[link].in_flight() >= IN_FLIGHT_FOR_DROPS {
                 self.discards.resume_with(rest);
                 break;

@@ -134,7 +134,9 @@ impl Evictor {
                 let link = shared.homes.link_to_home(home);
                 let is_held = self.relocation.holds(HomeTable::block_of(page));
                 let most = self.relocation.in_flight_for_write_backs();
-                if is_held || self.transports[link].in_flight() >= most {
+                let transport = &self.transports[link];
+                // The block is marked as lost after the transport was removed, or moves elsewhere.
+                if is_held || transport.is_vacant() || transport.in_flight() >= most {
                     put(&mut self.ranking, &shared.map, page);
                     return Ok(false);
                 }
@@ -198,5 +200,41 @@ impl Evictor {
             self.rescued(page);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::homes::{BLOCK_PAGES, NodeId};
+    use crate::page::{PAGE_SIZE, PageRange};
+    use crate::pager::testing;
+    use crate::transport::vacant::Vacant;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_page_whose_home_has_no_transport_any_more_stays() {
+        let ram = PageRange::new(PageIndex::new(0), BLOCK_PAGES);
+        let homes = HomeTable::new(NodeId(0), &[ram], None);
+        let (shared, inboxes) = testing::shared(homes, 64, 1);
+        let home = Home {
+            node: shared.nodes.node_at(0),
+            slot: 0,
+        };
+        shared.homes.assign(0, home);
+        let transports = vec![Box::new(Vacant) as Box<_>];
+        let mut evictor = Evictor::new(Arc::clone(&shared), transports, inboxes.evictor);
+        let page = PageIndex::new(5);
+        shared
+            .memory
+            .write(page, &[7; PAGE_SIZE])
+            .expect("there is memory");
+        let entry = shared.map.entry(page);
+        assert!(entry.begin_install(entry.state()) && entry.list());
+        assert!(!entry.finish_install());
+        assert!(entry.begin_probation());
+        let left = evictor.leave_or(&shared, page, Ranking::on_probation);
+        assert!(!left.expect("nothing is posted"));
+        assert_eq!(shared.map.entry(page).state().kind(), Kind::Probation);
     }
 }

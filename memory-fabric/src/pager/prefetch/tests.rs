@@ -7,6 +7,7 @@ use crate::page::PageBytes;
 use crate::pager::mailbox::{EvictorInbox, FaultInbox};
 use crate::pager::testing::{make_remote, shared};
 use crate::policy::Tier;
+use crate::transport::vacant::Vacant;
 use crate::transport::{Full, Interest, PathKind};
 use std::fmt;
 use std::sync::Mutex;
@@ -179,6 +180,16 @@ fn skipping_ends_with_the_order_or_with_memory() {
     assert_eq!(skip(order(10, 4, 3), 3), None);
     assert_eq!(skip(order(10, -8, 3), 2), None);
     assert_eq!(skip(order(u32::MAX - 1, 4, 3), 1), None);
+}
+
+#[test]
+fn nothing_is_asked_of_a_donor_whose_transport_was_removed() {
+    let mut bench = Bench::new();
+    Bench::plug(&bench.shared, 0, 3, wanted());
+    bench.prefetcher.transports[0] = Box::new(Vacant);
+    let asked = order(wanted().first.number(), 1, wanted().count);
+    assert_eq!(bench.prefetcher.begin(asked), Some(asked));
+    assert!(wanted().iter().all(|page| bench.kind(page) == Kind::Remote));
 }
 
 #[test]
