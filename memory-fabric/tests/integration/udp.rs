@@ -4,7 +4,7 @@ use fabric_test_support::udp_proxy::{UdpProxy, Weather};
 use fabric_test_support::*;
 use memory_fabric::fabric::{FabricConfig, FabricEvent, Fingerprint, PathKind, TransportKind};
 use memory_fabric::link::LinkEvent;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 const GUEST: u64 = 24 * MIB;
@@ -158,6 +158,18 @@ fn a_donor_that_is_late_at_the_start_is_waited_for_and_the_lease_of_another_kept
         running.fabric.shutdown();
     });
     assert_eq!((brief.pool().leases(), late.pool().leases()), (0, 0));
+}
+
+#[test]
+fn a_donor_on_all_addresses_answers_from_the_one_that_a_vm_uses() {
+    let donor = donor_on(([0, 0, 0, 0], 0).into(), GUEST);
+    // Not the one from which this host sends by itself.
+    let address = (Ipv4Addr::new(127, 0, 0, 2), donor.address().port()).into();
+    let running = start(&over_udp(address));
+    let words = Words::of(&running.fabric);
+    fill(words, 6);
+    verify(words, 6);
+    running.fabric.shutdown();
 }
 
 #[test]

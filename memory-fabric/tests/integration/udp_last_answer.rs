@@ -54,7 +54,7 @@ fn the_answer_arrives(
         let _stop = Stop(&stopping);
         let (sender, arrivals) = channel();
         let (listener, stopping, proxy) = (&listener, &stopping, &proxy);
-        scope.spawn(move || listener.run(stopping, &mut |arrival| drop(sender.send(arrival))));
+        scope.spawn(move || listener.run(stopping, &mut |arrival| sender.send(arrival).is_ok()));
         let donor = scope.spawn(move || {
             let arrival = arrivals.recv_timeout(PATIENCE).expect("a VM");
             let mut stream = arrival.accept(deadline).expect("a connection");
@@ -90,10 +90,10 @@ fn the_answer_arrives(
     });
 }
 
-/// Drives the donor's end until the second probe is under way.
+/// Drives the donor's end until the second probe is under way, and its acknowledgement withheld.
 fn fill_window(stream: &mut UdpStream, proxy: &UdpProxy) {
     let deadline = Instant::now() + PATIENCE;
-    while !proxy.is_withholding() {
+    while !proxy.is_withholding() || proxy.mischief_done() == 0 {
         assert!(Instant::now() < deadline, "there is no second probe");
         stream.poll_io().expect("a connection");
         let _ = stream.wait(Some(Instant::now() + Duration::from_millis(5)));

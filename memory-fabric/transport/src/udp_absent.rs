@@ -99,7 +99,7 @@ impl Listener {
     }
 
     /// Passes new connections to the caller.
-    pub fn run(&self, _: &AtomicBool, _: &mut dyn FnMut(Arrival)) {
+    pub fn run(&self, _: &AtomicBool, _: &mut dyn FnMut(Arrival) -> bool) {
         match self.0 {}
     }
 }

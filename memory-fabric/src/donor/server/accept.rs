@@ -171,15 +171,17 @@ pub(super) fn listen_on_udp(
             // Its first bytes have come. When it gets no thread, the VM asks again.
             let peer = arrival.peer;
             let Some(number) = shared.admit(peer, Closer::Udp(arrival.closer())) else {
-                return;
+                return false;
             };
             let Some(place) = shared.begin(number, peer, Made::Udp) else {
-                return shared.remove_silent(number);
+                shared.remove_silent(number);
+                return false;
             };
             serve(&shared, place, peer, move || {
                 let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
                 arrival.accept(deadline).map(Stream::Udp)
             });
+            true
         });
     })?);
     Ok(fingerprint)

@@ -337,6 +337,7 @@ fn the_holder_of_a_vms_certificate_is_no_node_over_udp_either() {
             listener.run(&stopping, &mut |arrival| {
                 let accepted = arrival.accept(Instant::now() + PATIENCE);
                 assert!(accepted.is_err(), "the impostor has a client");
+                true
             });
         });
         let error = ControlStream::connect_by(listener.address(), &carrier).expect_err("refused");

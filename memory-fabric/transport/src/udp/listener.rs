@@ -13,7 +13,7 @@ use crate::UNKNOWN_BYTES_MAX;
 use bytes::BytesMut;
 use fabric_identity::{Fingerprint, Identity, SharedCredentials};
 use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig};
-use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::{HashSet, VecDeque};
 use std::io::{self, IoSliceMut};
@@ -208,8 +208,9 @@ impl Listener {
         }
     }
 
-    /// Passes new connections to `arrived` until `stopping` is set.
-    pub fn run(&self, stopping: &AtomicBool, arrived: &mut dyn FnMut(Arrival)) {
+    /// Passes new connections to `arrived` until `stopping` is set. It returns whether a connection is
+    /// admitted: one that is not may be asked for again at once.
+    pub fn run(&self, stopping: &AtomicBool, arrived: &mut dyn FnMut(Arrival) -> bool) {
         let mut endpoint = Endpoint::new(
             Arc::clone(&self.config),
             Some(Arc::clone(&self.server)),
@@ -244,10 +245,10 @@ impl Listener {
                 if begins && recent.has(datagram.peer) {
                     continue;
                 }
-                if let Some(arrival) = self.handle(&mut endpoint, datagram, &mut input, &mut queue)
-                {
-                    recent.note(arrival.peer, Instant::now());
-                    arrived(arrival);
+                let arrival = self.handle(&mut endpoint, &udp, datagram, &mut input, &mut queue);
+                let peer = arrival.as_ref().map(|arrival| arrival.peer);
+                if let Some(peer) = peer.filter(|_| arrival.is_some_and(&mut *arrived)) {
+                    recent.note(peer, Instant::now());
                 }
             }
         }
@@ -256,6 +257,7 @@ impl Listener {
     fn handle(
         &self,
         endpoint: &mut Endpoint,
+        udp: &UdpSocketState,
         datagram: Datagram,
         input: &mut [u8],
         queue: &mut Queue,
@@ -278,8 +280,16 @@ impl Listener {
             }
             DatagramEvent::ConnectionEvent(..) => return None,
         };
+        let answer = Transmit {
+            destination: peer,
+            ecn: None,
+            contents: &response[..transmit.size],
+            segment_size: None,
+            // From where the peer expects it, also when this host has several addresses.
+            src_ip: local,
+        };
         // The peer repeats its request if this response is lost.
-        let _ = self.socket.send_to(&response[..transmit.size], peer);
+        let _ = udp.try_send(UdpSockRef::from(&self.socket), &answer);
         None
     }
 

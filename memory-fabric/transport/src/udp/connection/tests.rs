@@ -64,7 +64,7 @@ pub(super) fn connected() -> (UdpStream, UdpStream) {
         let (sender, arrivals) = channel();
         let (listener, stopping) = (&listener, &stopping);
         scope.spawn(move || {
-            listener.run(stopping, &mut |arrival| drop(sender.send(arrival)));
+            listener.run(stopping, &mut |arrival| sender.send(arrival).is_ok());
         });
         let donor = scope.spawn(move || {
             let arrival = arrivals.recv_timeout(PATIENCE).expect("a VM");
@@ -86,7 +86,7 @@ fn a_reader_that_is_told_to_wait_has_taken_all_that_came() {
         let (sender, arrivals) = channel();
         let (listener, stopping) = (&listener, &stopping);
         scope.spawn(move || {
-            listener.run(stopping, &mut |arrival| drop(sender.send(arrival)));
+            listener.run(stopping, &mut |arrival| sender.send(arrival).is_ok());
         });
         let donor = scope.spawn(move || {
             let arrival = arrivals.recv_timeout(PATIENCE).expect("a VM");
@@ -116,7 +116,7 @@ fn a_connection_has_few_buffers_until_its_limits_are_lifted() {
         let (sender, arrivals) = channel();
         let (listener, stopping) = (&listener, &stopping);
         scope.spawn(move || {
-            listener.run(stopping, &mut |arrival| drop(sender.send(arrival)));
+            listener.run(stopping, &mut |arrival| sender.send(arrival).is_ok());
         });
         let donor = scope.spawn(move || {
             let arrival = arrivals.recv_timeout(PATIENCE).expect("a VM");
