@@ -170,6 +170,11 @@ impl Connection<'_> {
             let text = format!("VM name of {bytes} bytes, {VM_NAME_BYTES_MAX} is the limit");
             return refuse(&mut control, Refusal::Malformed, text).map(over);
         }
+        // What follows may take long: memory of others is unmapped. Those who only show what they have
+        // do not wait for that.
+        if let Err(full) = self.place.establish(purpose(&control)) {
+            return refuse(&mut control, Refusal::Busy, full.to_string()).map(over);
+        }
         let owner = control.identity().cloned();
         // It is logged.
         let vm: String = request.vm.chars().filter(|c| !c.is_control()).collect();
@@ -191,11 +196,6 @@ impl Connection<'_> {
             }
         };
         let token = lease.token;
-        if let Err(full) = self.place.establish(purpose(&control)) {
-            drop(lease);
-            self.served.pool.end(&token);
-            return refuse(&mut control, Refusal::Busy, full.to_string()).map(over);
-        }
         let (peer, bytes) = (self.peer, lease.bytes());
         match LENT.pass(Instant::now()) {
             Some(unreported) => {
@@ -209,7 +209,7 @@ impl Connection<'_> {
             duration_ms: u32::try_from(lease.duration.as_millis()).unwrap_or(u32::MAX),
         };
         let among = lease.begin_control(control.closer());
-        lease.renew(among.number());
+        lease.begin(among.number());
         drop(lease);
         if let Err(error) = control.send(FrameKind::Granted, &grant) {
             // The client has not received the token, so the lease cannot be used.

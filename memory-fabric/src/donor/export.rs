@@ -183,6 +183,12 @@ impl Export {
         lock(&self.state).is_held
     }
 
+    /// Returns whether memory is registered, or a registration is not known to have ended.
+    pub(super) fn is_registered(&self) -> bool {
+        let state = lock(&self.state);
+        state.region.is_some() || state.pins > 0 || state.is_held
+    }
+
     /// Calls a function that may release pages; returns `None` if pages are pinned. No registration
     /// starts during the call.
     pub(super) fn unless_pinned<T>(&self, act: impl FnOnce() -> T) -> Option<T> {

@@ -50,7 +50,9 @@ pub enum LeaseError {
     #[error("{0} bytes asked: not a multiple of the page size 4096, or zero")]
     Size(u64),
     /// There are too many leases.
-    #[error("{LEASES_MAX} leases, which is the limit")]
+    #[error(
+        "{LEASES_MAX} leases, which is the limit; end VMs that use this node, or use another one"
+    )]
     TooMany,
     /// The policy does not allow it.
     #[error(transparent)]
@@ -261,21 +263,21 @@ impl Pool {
             self.share(owner.as_ref(), bytes, or_less)
         };
         let mut found = find();
-        let is_whole = matches!(found, Ok((_, granted)) if granted == bytes);
         let may_ever_be = or_less || bytes <= self.bytes;
-        // What a member may not have is made free by no other.
-        let own_alone = match found {
-            Err(LeaseError::Denied(_)) => true,
-            // There is more, but not for this member.
-            Ok(_) => self.lent_bytes() < self.bytes,
-            Err(_) => false,
-        };
         let is_own = |lease: &Lease| lease.owner == owner;
-        if !is_whole
-            && may_ever_be
-            && self.end_forsaken(Instant::now(), |lease| !own_alone || is_own(lease))
-        {
-            // What was found first is free again before.
+        // Those of former VMs end one after the other, until there is enough.
+        while may_ever_be && !matches!(found, Ok((_, granted)) if granted == bytes) {
+            // What a member may not have is made free by no other.
+            let own_alone = match found {
+                Err(LeaseError::Denied(_)) => true,
+                // There is more, but not for this member.
+                Ok(_) => self.lent_bytes() < self.bytes,
+                Err(_) => false,
+            };
+            if !self.end_forsaken(Instant::now(), |lease| !own_alone || is_own(lease)) {
+                break;
+            }
+            // What was found before is free again first.
             drop(found);
             found = find();
         }
@@ -370,7 +372,7 @@ impl Pool {
             return Err(LeaseError::Size(bytes));
         }
         let mut taken = self.take(bytes, false);
-        if taken.is_err() && bytes <= self.bytes && self.end_forsaken(Instant::now(), |_| true) {
+        while taken.is_err() && bytes <= self.bytes && self.end_forsaken(Instant::now(), |_| true) {
             taken = self.take(bytes, false);
         }
         Ok(Reserved { _taken: taken? })

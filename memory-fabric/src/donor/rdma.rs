@@ -161,9 +161,10 @@ pub(super) fn serve(
         let text = "this node does without RDMA (--rdma-device none)".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
     }
-    if let Err(why) = lease.take_for_rdma(&connections.memory) {
-        return refuse(&mut control, Refusal::NoRdma, why);
-    }
+    let setup = match lease.take_for_rdma(&connections.memory) {
+        Ok(setup) => setup,
+        Err(why) => return refuse(&mut control, Refusal::NoRdma, why),
+    };
     let peer = control.peer();
     let local = control.local()?;
     let stream = control.into_stream();
@@ -178,6 +179,7 @@ pub(super) fn serve(
         let ends = connect(&lease, settings, local.ip(), request, &peer.to_string())?;
         Ok(ends.map(|(pair, answer)| (pair, answer, share)))
     });
+    drop(setup);
     let served = match connected {
         Ok(Some((pair, answer, share))) => {
             let stamp = Attached::new(&request.attach).accepted();
@@ -216,7 +218,7 @@ pub(super) fn serve(
 
 /// Creates this end of a connection. Returns `None` when the lease has ended.
 fn connect(
-    lease: &Lease,
+    lease: &Arc<Lease>,
     settings: &Settings,
     local: std::net::IpAddr,
     request: &ConnectRequest,
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_for_rdma_together_have_a_limit_and_each_counts_once_until_it_is_gone() {
+    fn leases_for_rdma_together_have_a_limit_and_each_counts_once() {
         const PAGE: u64 = 4096;
         let connections = Connections::new(None, Some(5 * PAGE));
         let second = std::time::Duration::from_secs(1);
@@ -303,21 +305,17 @@ mod tests {
             lease.expect("free")
         };
         let (one, other) = (lend(3), lend(3));
-        let taken = |lease: &Lease| lease.take_for_rdma(&connections.memory);
-        taken(&one).expect("within the limit");
-        taken(&one).expect("it is counted already");
+        let memory = &connections.memory;
+        let first = one.take_for_rdma(memory).expect("within the limit");
+        drop(one.take_for_rdma(memory).expect("it is counted already"));
         assert_eq!(
-            taken(&other).expect_err("6 pages"),
+            other.take_for_rdma(memory).expect_err("6 pages"),
             "12288 bytes are asked for, and 12288 of 20480 bytes for RDMA of this node are in use; \
              raise --rdma-memory of the node, or end VMs"
         );
-        pool.end(&one.token).expect("it is there");
-        assert!(taken(&other).is_err(), "its memory is in use");
-        drop(one);
-        taken(&other).expect("there is room again");
-        pool.end(&other.token).expect("it is there");
-        drop(other);
-        assert_eq!(connections.memory.usage().in_use, 0);
+        drop(first);
+        drop(other.take_for_rdma(memory).expect("there is room again"));
+        assert_eq!(memory.usage().in_use, 0);
     }
 
     #[test]

@@ -395,7 +395,6 @@ fn expire(shared: &Shared) {
             );
             shared.served.pool.postpone_ends(late);
         }
-        looked = now;
         for vm in shared.served.pool.end_expired(now) {
             match notices.pass(Instant::now()) {
                 Some(unreported) => {
@@ -406,6 +405,8 @@ fn expire(shared: &Shared) {
         }
         shared.served.pool.release_removed_devices();
         shared.close_expired();
+        // What was done here is no pause, however much memory was unmapped.
+        looked = Instant::now();
         std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
     }
 }

@@ -56,13 +56,21 @@ impl Pool {
             .for_each(|lease| lease.postpone_end(by));
     }
 
-    /// Ends leases whose VMs seem to have ended, of those that are `wanted`, for another one that needs
-    /// more than is left. Waits as [`end`](Self::end) does. Returns whether there were any.
+    /// Ends the lease whose VM seems to have ended first, of those that are `wanted`, for another one that
+    /// needs more than is left. Waits as [`end`](Self::end) does. Returns whether there was one.
     pub(super) fn end_forsaken(&self, now: Instant, wanted: impl Fn(&Lease) -> bool) -> bool {
-        let ended = self.begin_end(now, |lease| lease.is_forsaken(now) && wanted(lease));
-        let any = !ended.is_empty();
-        self.expired.add(ended.len() as u64);
-        for lease in ended {
+        let table = lock(&self.table);
+        let leases = table.active.values().filter(|lease| wanted(lease));
+        let forsaken = leases.filter_map(|lease| Some((lease.forsaken_since(now)?, lease.token)));
+        let first = forsaken.min_by_key(|(since, _)| *since);
+        drop(table);
+        let Some((_, token)) = first else {
+            return false;
+        };
+        let is_it = |lease: &Lease| lease.token == token && lease.is_forsaken(now);
+        // None if its VM has just come back.
+        for lease in self.begin_end(now, is_it) {
+            self.expired.increment();
             tracing::info!(
                 vm = lease.vm,
                 bytes = lease.bytes(),
@@ -71,7 +79,7 @@ impl Pool {
             lease.has_closed_by(now + self.closing_time_max);
             self.account_ended(lease);
         }
-        any
+        true
     }
 
     /// Ends the leases of a member, and waits as [`end`](Self::end) does. Returns how many they were,

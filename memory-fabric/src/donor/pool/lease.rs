@@ -3,6 +3,7 @@
 mod controls;
 mod delegated;
 mod deregistration;
+mod for_rdma;
 mod sessions;
 
 pub(crate) use controls::Control;
@@ -11,17 +12,17 @@ pub(crate) use sessions::{SessionKind, SessionRefused};
 
 use super::Share;
 use crate::donor::export::Export;
-use crate::donor::policy::{Accounts, Charge, Resource};
+use crate::donor::policy::Accounts;
 use crate::mapping::{Advice, Mapping};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
 use crate::stream::Closer;
-use crate::transport::rdma::resources::{Quota, Share as QuotaShare};
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
 use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, PIECE_BYTES, Token, orphan_time};
 use controls::Controls;
 use fabric_host::lock;
 use fabric_identity::Subject;
+use for_rdma::ForRdma;
 use sessions::Sessions;
 use std::io;
 use std::net::IpAddr;
@@ -70,9 +71,7 @@ pub struct Lease {
     // Dropped after the memory, which is free by then.
     _share: Share,
     accounts: Option<Arc<Accounts>>,
-    /// What it takes of the node's memory for RDMA, and what its owner is charged with under a policy,
-    /// from its first use on.
-    for_rdma: Mutex<Option<(QuotaShare, Option<Charge>)>>,
+    for_rdma: Mutex<ForRdma>,
     term: Mutex<Term>,
     controls: Arc<Controls>,
     sessions: Arc<Sessions>,
@@ -89,8 +88,10 @@ pub struct Lease {
 #[derive(Debug)]
 struct Term {
     ends_at: Instant,
-    /// The control connection that renewed it last.
+    /// The control connection that renewed it last, or on which it was granted.
     renewed_by: u64,
+    /// Whether its VM is known to have it: it has renewed it.
+    is_known: bool,
     /// From when on others who need its memory get it: the peer has closed that connection.
     forsaken_at: Option<Instant>,
 }
@@ -122,6 +123,7 @@ impl Lease {
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,
                 renewed_by: 0,
+                is_known: false,
                 forsaken_at: None,
             }),
             controls: Arc::default(),
@@ -304,23 +306,34 @@ impl Lease {
         self.controls.begin(closer, in_use)
     }
 
+    /// Begins the lease on control connection `number`.
+    pub fn begin(&self, number: u64) {
+        let mut term = lock(&self.term);
+        term.ends_at = Instant::now() + self.duration;
+        term.renewed_by = number;
+    }
+
     /// Renews the lease on control connection `number`.
     pub fn renew(&self, number: u64) {
         *lock(&self.term) = Term {
             ends_at: Instant::now() + self.duration,
             renewed_by: number,
+            is_known: true,
             forsaken_at: None,
         };
     }
 
     /// Handles a control connection `number` that the peer has closed. If it was the last to renew,
-    /// the VM has ended, or reconnects soon. The order in which connections started is no
+    /// the VM has ended, or reconnects soon; a VM that has never renewed had gone when it was granted
+    /// the lease, which ends now. The order in which connections started is no
     /// criterion: after a pause of this host, connections that the VM has abandoned may be served
     /// after the one that it uses.
     pub fn orphan(&self, number: u64) {
         let now = Instant::now();
         let mut term = lock(&self.term);
-        if term.renewed_by == number {
+        if term.renewed_by == number && !term.is_known {
+            (term.ends_at, term.forsaken_at) = (now, Some(now));
+        } else if term.renewed_by == number {
             term.ends_at = term.ends_at.min(now + orphan_time(self.duration));
             term.forsaken_at = Some(now + ORPHAN_TIME);
         }
@@ -342,28 +355,16 @@ impl Lease {
 
     /// Whether its VM seems to have ended, although the lease may continue.
     pub(super) fn is_forsaken(&self, now: Instant) -> bool {
-        lock(&self.term).forsaken_at.is_some_and(|at| at <= now)
+        self.forsaken_since(now).is_some()
+    }
+
+    /// Returns since when that is so.
+    pub(super) fn forsaken_since(&self, now: Instant) -> Option<Instant> {
+        lock(&self.term).forsaken_at.filter(|&at| at <= now)
     }
 
     pub(in crate::donor) fn ends_at(&self) -> Instant {
         lock(&self.term).ends_at
-    }
-
-    /// Takes its bytes of what the node registers for RDMA, and charges its owner under a policy: both,
-    /// or neither with the reason. Once; that ends with the lease.
-    pub(in crate::donor) fn take_for_rdma(&self, quota: &Arc<Quota>) -> Result<(), String> {
-        let mut taken = lock(&self.for_rdma);
-        if taken.is_some() {
-            return Ok(());
-        }
-        let (owner, bytes) = (self.owner.as_ref(), self.bytes());
-        let accounts = self.accounts.as_ref();
-        let charge = accounts.map(|all| all.charge(owner, Resource::PinnedBytes, bytes));
-        let charge = charge.transpose().map_err(|denied| denied.to_string())?;
-        let share = quota.take_all(bytes);
-        let share = share.map_err(|full| format!("{bytes} bytes are asked for, and {full}"))?;
-        *taken = Some((share, charge));
-        Ok(())
     }
 
     /// Returns the addresses of ports that its owner may have for RDMA, under a policy, beside the one
@@ -379,11 +380,16 @@ impl Lease {
 
     /// Registers the lease's memory with `device`; see [`Export::open`].
     pub(in crate::donor) fn export(
-        &self,
+        self: &Arc<Self>,
         device: &Arc<Device>,
     ) -> Result<Option<(Arc<ProtectionDomain>, RemoteMemory)>, RdmaError> {
         // Pages are dropped in `drop_pages` only.
-        self.export.open(&self.memory, device)
+        let exported = self.export.open(&self.memory, device)?;
+        if exported.is_none() && self.export.is_held() {
+            // It ended during a registration that could not be ended after it.
+            self.keep_lent();
+        }
+        Ok(exported)
     }
 
     /// Ends RDMA connections over a device that is being removed.
@@ -393,5 +399,25 @@ impl Lease {
             self.sessions
                 .shut_down(|kind| matches!(kind, SessionKind::Rdma(_)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Pool;
+    use super::*;
+
+    #[test]
+    fn a_lease_of_a_vm_that_had_gone_when_it_was_granted_ends_at_once() {
+        let duration = Duration::from_secs(60);
+        let pool = Pool::new(PAGE_SIZE as u64, duration);
+        let lease = pool.lend("a".into(), PAGE_SIZE as u64, false, duration);
+        let lease = lease.expect("there is memory");
+        lease.begin(7);
+        lease.orphan(6);
+        assert!(!lease.is_forsaken(Instant::now()), "another connection");
+        lease.orphan(7);
+        assert!(lease.is_forsaken(Instant::now()));
+        assert_eq!(pool.end_expired(Instant::now()), ["a"]);
     }
 }

@@ -1,7 +1,6 @@
 use super::*;
 use crate::donor::policy::{Amounts, Rule};
 use crate::stream::Closer;
-use crate::transport::rdma::resources::Quota;
 use crate::wire::{ORPHAN_TIME, TrafficClass, lease_duration};
 use std::net::{TcpListener, TcpStream};
 
@@ -50,45 +49,6 @@ fn a_core_dump_omits_lent_memory() {
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
     let mut flags = flags.expect("flags of the mapping").split_whitespace();
     assert!(flags.any(|flag| flag == "dd"));
-}
-
-#[test]
-fn memory_for_rdma_is_charged_once_until_the_lease_is_gone() {
-    let limits = Amounts {
-        pinned_bytes: Some(3 * PAGE),
-        ..Amounts::default()
-    };
-    let members = "vm/web".parse().expect("a pattern");
-    let accounts = Accounts::new(vec![Rule {
-        members,
-        limits,
-        gids: Vec::new(),
-    }]);
-    let pool = Pool::under_policy(8 * PAGE, SECOND * 30, Some(accounts));
-    let web: Subject = "spiffe://prod/ssi-hv/vm/web".parse().expect("one");
-    let lend = |pages: u64| {
-        let lease = pool.lend_to(Some(web.clone()), "web".into(), pages * PAGE, false, SECOND);
-        lease.expect("free")
-    };
-    let (one, other, third) = (lend(2), lend(2), lend(2));
-    // What the node refuses is not charged.
-    let node = |limit| Quota::new("bytes for RDMA", "this node", limit, "end VMs");
-    let error = third.take_for_rdma(&node(Some(PAGE)));
-    let error = error.expect_err("more than a page");
-    assert!(error.contains("0 of 4096 bytes for RDMA"), "{error}");
-    pool.end(&third.token).expect("it is there");
-    let node = node(None);
-    assert_eq!(one.take_for_rdma(&node), Ok(()));
-    assert_eq!(one.take_for_rdma(&node), Ok(()), "it is charged already");
-    let error = other.take_for_rdma(&node).expect_err("more than 3 pages");
-    assert!(error.contains("raise pinned="), "{error}");
-    pool.end(&one.token).expect("it is there");
-    drop(one);
-    assert_eq!(other.take_for_rdma(&node), Ok(()));
-    pool.end(&other.token).expect("it is there");
-    drop((other, third));
-    assert!(pool.accounts().expect("a policy").used().is_empty());
-    assert_eq!(pool.lent_bytes(), 0);
 }
 
 #[test]
@@ -416,6 +376,11 @@ fn what_a_vm_left_behind_is_for_those_who_need_it() {
     assert_eq!(whole.bytes(), 3 * PAGE);
     assert!(pool.with(&token, |_| ()).is_none());
     drop((small, whole));
+    pool.end_all();
+    let [first, second] = [left_behind(), left_behind()];
+    lend(1, false).expect("that of the first one");
+    let is_there = |token| pool.with(token, |_| ()).is_some();
+    assert_eq!([&first, &second].map(is_there), [false, true]);
     pool.end_all();
     left_behind();
     lend(4, false).expect("the last one has ended");
