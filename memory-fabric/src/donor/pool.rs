@@ -274,7 +274,8 @@ impl Pool {
                 Ok(_) => self.lent_bytes() < self.bytes,
                 Err(_) => false,
             };
-            if !self.end_forsaken(Instant::now(), |lease| !own_alone || is_own(lease)) {
+            let missing = if or_less { 0 } else { missing(&found) };
+            if !self.end_forsaken(missing, |lease| !own_alone || is_own(lease)) {
                 break;
             }
             // What was found before is free again first.
@@ -372,7 +373,7 @@ impl Pool {
             return Err(LeaseError::Size(bytes));
         }
         let mut taken = self.take(bytes, false);
-        while taken.is_err() && bytes <= self.bytes && self.end_forsaken(Instant::now(), |_| true) {
+        while taken.is_err() && self.end_forsaken(missing(&taken), |_| true) {
             taken = self.take(bytes, false);
         }
         Ok(Reserved { _taken: taken? })
@@ -448,6 +449,14 @@ fn sum(one: LeaseStatus, other: LeaseStatus) -> LeaseStatus {
         pages_read: one.pages_read + other.pages_read,
         pages_written: one.pages_written + other.pages_written,
         pages_dropped: one.pages_dropped + other.pages_dropped,
+    }
+}
+
+/// Returns how many bytes more would have been enough.
+fn missing<T>(found: &Result<T, LeaseError>) -> u64 {
+    match found {
+        Err(LeaseError::NoMemory { asked, free, .. }) => asked.saturating_sub(*free),
+        _ => 0,
     }
 }
 

@@ -57,14 +57,22 @@ impl Pool {
     }
 
     /// Ends the lease whose VM seems to have ended first, of those that are `wanted`, for another one that
-    /// needs more than is left. Waits as [`end`](Self::end) does. Returns whether there was one.
-    pub(super) fn end_forsaken(&self, now: Instant, wanted: impl Fn(&Lease) -> bool) -> bool {
+    /// needs more than is left: none, if all of them together have fewer than the `missing` bytes. Waits
+    /// as [`end`](Self::end) does. Returns whether there was one.
+    pub(super) fn end_forsaken(&self, missing: u64, wanted: impl Fn(&Lease) -> bool) -> bool {
+        let now = Instant::now();
+        let (mut first, mut bytes): (Option<(Instant, Token)>, _) = (None, 0);
         let table = lock(&self.table);
-        let leases = table.active.values().filter(|lease| wanted(lease));
-        let forsaken = leases.filter_map(|lease| Some((lease.forsaken_since(now)?, lease.token)));
-        let first = forsaken.min_by_key(|(since, _)| *since);
+        for lease in table.active.values().filter(|lease| wanted(lease)) {
+            if let Some(since) = lease.forsaken_since(now) {
+                bytes += lease.bytes();
+                if first.is_none_or(|(before, _)| since < before) {
+                    first = Some((since, lease.token));
+                }
+            }
+        }
         drop(table);
-        let Some((_, token)) = first else {
+        let Some((_, token)) = first.filter(|_| bytes >= missing) else {
             return false;
         };
         let is_it = |lease: &Lease| lease.token == token && lease.is_forsaken(now);

@@ -372,6 +372,8 @@ fn what_a_vm_left_behind_is_for_those_who_need_it() {
         pool.with(&token, |_| ()).is_some(),
         "nobody needs its memory"
     );
+    lend(4, false).expect_err("its memory would not be enough");
+    assert!(pool.with(&token, |_| ()).is_some());
     let whole = lend(3, true).expect("all that is asked for");
     assert_eq!(whole.bytes(), 3 * PAGE);
     assert!(pool.with(&token, |_| ()).is_none());
