@@ -41,17 +41,21 @@ fn renew_all(leases: &mut [Leased], end: &Receiver<Infallible>) {
 }
 
 impl Leased {
-    /// A donor that does not answer is found when the link starts.
+    /// Without an answer the connection is given up: what comes late belongs to no later request. The
+    /// link resumes the lease on another one.
     fn renew(&mut self) {
-        if let Some(control) = &mut self.control {
-            let renewed: Result<LeaseStatus, _> =
-                control.call(FrameKind::Renew, &self.grant.token, FrameKind::Status);
-            if let Err(error) = renewed {
-                tracing::debug!(%error, "a lease is not renewed");
-                return;
-            }
+        let Some(control) = &mut self.control else {
+            return;
+        };
+        let renewed: Result<LeaseStatus, _> =
+            control.call(FrameKind::Renew, &self.grant.token, FrameKind::Status);
+        match renewed {
             // Nobody drives it until the next renewal.
-            control.settle();
+            Ok(_) => control.settle(),
+            Err(error) => {
+                tracing::debug!(%error, "a lease is not renewed");
+                self.control = None;
+            }
         }
     }
 }
