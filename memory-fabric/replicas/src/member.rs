@@ -122,12 +122,12 @@ impl Member {
     }
 
     /// Returns whether a repair may read from the donor now.
-    pub fn has_room_to_repair_from(&self) -> bool {
+    pub fn has_room_for_repair_read(&self) -> bool {
         self.has_room() && self.repair_reads < REPAIR_REQUESTS_MAX
     }
 
     /// Returns whether a repair may write to the donor now.
-    pub fn has_room_to_repair(&self) -> bool {
+    pub fn has_room_for_repair_write(&self) -> bool {
         self.has_room() && self.repair_writes < REPAIR_REQUESTS_MAX
     }
 

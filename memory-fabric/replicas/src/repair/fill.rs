@@ -71,7 +71,7 @@ impl ReplicatedTransport {
             let offset = offset_at(to, in_block(first), split);
             // That of an earlier repair of this page comes first.
             let is_copying = member.is_copying(&(offset..offset + together.len() as u64));
-            if is_copying || !member.has_room_to_repair() {
+            if is_copying || !member.has_room_for_repair_write() {
                 continue;
             }
             let targets = together.chunks_exact_mut(PAGE_SIZE / split);
@@ -148,7 +148,7 @@ impl ReplicatedTransport {
             let member = &mut members[usize::from(place.donor)];
             let offset = offset_at(place, in_block(page), 1);
             let bytes = offset..offset + PAGE_SIZE as u64;
-            let has_room = member.has_room_to_repair_from() && !member.is_copying(&bytes);
+            let has_room = member.has_room_for_repair_read() && !member.is_copying(&bytes);
             let posted = has_room && member.read(Purpose::CopyRead(page), offset, None).is_ok();
             *lacks = !posted;
             true
@@ -201,7 +201,7 @@ impl ReplicatedTransport {
             let all = sources.iter().chain(&perhaps);
             let left = all.filter(|(at, _)| asked_before >> at & 1 == 0);
             let has_room = |(_, place): &(usize, Place)| {
-                members[usize::from(place.donor)].has_room_to_repair_from()
+                members[usize::from(place.donor)].has_room_for_repair_read()
             };
             if !left.clone().all(has_room) {
                 return true;
@@ -231,7 +231,7 @@ impl ReplicatedTransport {
             };
             let (first, layout) = (current.next, self.repairs.layout);
             let has_room = |(_, place): &(usize, Place)| {
-                self.members[usize::from(place.donor)].has_room_to_repair_from()
+                self.members[usize::from(place.donor)].has_room_for_repair_read()
             };
             // The second of copies is for what is wrong in the first.
             let asked = layout.map_or(1, |_| current.sources.len());

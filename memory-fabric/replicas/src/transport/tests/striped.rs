@@ -190,6 +190,22 @@ fn a_piece_is_made_again_of_the_pages_that_donors_have_and_of_no_other() {
 }
 
 #[test]
+fn blocks_without_a_page_are_complete_some_at_a_time() {
+    let bed = Bed::new(&[200; 3], 200);
+    let mut evictor = bed.transport(Role::Evictor);
+    bed.cut(0);
+    assert_ne!(bed.set.lost(0, "it was killed"), Loss::OfBlocks);
+    let copies = bed.set.copies();
+    let before = copies.degraded();
+    evictor.poll(&mut |completion| panic!("{completion:?}"));
+    let left = copies.degraded();
+    assert!(left > 0 && left < before, "{left} of {before}");
+    let due = evictor.wake_by().expect("it goes on by itself");
+    assert!(due <= Instant::now());
+    poll_until(&mut evictor, "complete", |_| copies.degraded() == 0);
+}
+
+#[test]
 fn a_repair_of_scattered_pages_leaves_most_of_a_slow_connection_to_write_backs() {
     let bed = bed("8+2", 1);
     let mut evictor = bed.transport(Role::Evictor);
