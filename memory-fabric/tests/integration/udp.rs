@@ -4,7 +4,7 @@ use fabric_test_support::udp_proxy::{UdpProxy, Weather};
 use fabric_test_support::*;
 use memory_fabric::fabric::{FabricConfig, FabricEvent, Fingerprint, PathKind, TransportKind};
 use memory_fabric::link::LinkEvent;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 const GUEST: u64 = 24 * MIB;
@@ -162,19 +162,25 @@ fn a_donor_that_is_late_at_the_start_is_waited_for_and_the_lease_of_another_kept
 
 #[test]
 fn a_donor_on_all_addresses_answers_from_the_one_that_a_vm_uses() {
-    let donor = donor_on(([0, 0, 0, 0], 0).into(), GUEST);
     // Not the one from which this host sends by itself.
-    let address = (Ipv4Addr::new(127, 0, 0, 2), donor.address().port()).into();
-    let running = start(&over_udp(address));
-    let words = Words::of(&running.fabric);
-    fill(words, 6);
-    verify(words, 6);
-    running.fabric.shutdown();
+    let second = Ipv4Addr::new(127, 0, 0, 2);
+    let mut listening: Vec<IpAddr> = vec![Ipv4Addr::UNSPECIFIED.into()];
+    // For both families, where this host has IPv6.
+    let both = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
+    listening.extend(both.map(|_| IpAddr::from(Ipv6Addr::UNSPECIFIED)));
+    for address in listening {
+        let donor = donor_on((address, 0).into(), GUEST);
+        let running = start(&over_udp((second, donor.address().port()).into()));
+        let words = Words::of(&running.fabric);
+        fill(words, 6);
+        verify(words, 6);
+        running.fabric.shutdown();
+    }
 }
 
 #[test]
 fn an_absent_donor_is_named_within_the_deadline() {
-    let nobody = std::net::UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
+    let nobody = UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
     let silent = nobody.local_addr().expect("bound");
     let started = Instant::now();
     let text = refusal(&over_udp(silent));
