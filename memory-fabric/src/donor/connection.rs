@@ -14,8 +14,8 @@ use crate::stream::Stream;
 use crate::transport::rdma::Settings;
 use crate::transport::rdma::resources::Share;
 use crate::wire::{
-    AttachRequest, Attached, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
-    VM_NAME_BYTES_MAX, WireError,
+    AttachRequest, Attached, FrameKind, LeaseGrant, LeaseRequest, RENEWAL_INTERVAL_MAX, Refusal,
+    Token, VM_NAME_BYTES_MAX, WireError,
 };
 use fabric_host::Seldom;
 use fabric_identity::{Fingerprint, Role, SharedCredentials};
@@ -27,6 +27,10 @@ use std::time::{Duration, Instant};
 /// Clients can obtain and release leases in a loop.
 static LENT: Seldom = Seldom::notices();
 static RETURNED: Seldom = Seldom::notices();
+
+/// Silence of a control connection after which its VM is asked whether it is there: two renewals are
+/// late.
+const OVERDUE_AFTER: Duration = RENEWAL_INTERVAL_MAX.saturating_mul(2);
 
 /// State that the connections of a donor share.
 #[derive(Debug)]
@@ -266,10 +270,11 @@ impl Connection<'_> {
         let mut timeout = timeout;
         loop {
             let next = timeout.take();
-            if next.is_none()
-                && let Err(full) = self.place.stay()
-            {
-                return refuse(&mut control, Refusal::Busy, full.to_string());
+            if next.is_none() {
+                if let Err(full) = self.place.stay() {
+                    return refuse(&mut control, Refusal::Busy, full.to_string());
+                }
+                control.ask_if_silent(OVERDUE_AFTER);
             }
             // A control connection is silent between renewals; one that is silent for longer than
             // any lease lasts has lost its peer.

@@ -2,6 +2,9 @@
 
 use fabric_test_support::udp_proxy::{UdpProxy, Weather};
 use fabric_test_support::*;
+use fabric_transport::control::ControlStream;
+use fabric_transport::stream::Carrier;
+use fabric_wire::{FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, ORPHAN_TIME};
 use memory_fabric::fabric::{FabricConfig, FabricEvent, Fingerprint, PathKind, TransportKind};
 use memory_fabric::link::LinkEvent;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -193,6 +196,42 @@ fn an_absent_donor_is_named_within_the_deadline() {
         text.contains("no process listens on that UDP port"),
         "{text}"
     );
+}
+
+/// No kernel closes the connection of a process that was killed, and nobody uses it.
+#[test]
+fn the_memory_of_a_vm_that_was_killed_is_not_kept_for_its_whole_lease() {
+    let duration = Duration::from_secs(600);
+    let donor = donor_for(GUEST, duration);
+    let proxy = UdpProxy::new(donor.address(), Weather::Fair);
+    let mut control = ControlStream::connect_by(proxy.address, &Carrier::Udp(None)).expect("one");
+    let request = LeaseRequest {
+        vm: "killed".into(),
+        bytes: GUEST,
+        or_less: false,
+        duration_ms: 600_000,
+    };
+    let granted = control.call(FrameKind::Lease, &request, FrameKind::Granted);
+    let LeaseGrant { token, .. } = granted.expect("a lease");
+    // Until nothing is under way that the donor would send again, such as probes of the path.
+    for _ in 0..30 {
+        let renewed = control.call(FrameKind::Renew, &token, FrameKind::Status);
+        let _: LeaseStatus = renewed.expect("a renewal");
+        control.settle();
+    }
+    // From now on the port to which the donor sends is closed, and nothing more comes from it.
+    drop(proxy);
+    // It may reconnect for a while, and the memory is needed after that.
+    let deadline = Instant::now() + ORPHAN_TIME + PATIENCE;
+    let other = loop {
+        let mut other = ControlStream::connect(donor.address()).expect("a donor");
+        match other.call::<_, LeaseGrant>(FrameKind::Lease, &request, FrameKind::Granted) {
+            Ok(_) => break other,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    drop((control, other));
 }
 
 #[test]

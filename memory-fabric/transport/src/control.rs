@@ -197,6 +197,13 @@ impl ControlStream {
         self.stream.settle(Instant::now() + SETTLE_TIME_MAX);
     }
 
+    /// Over UDP, waits for the next frame to come, and asks the peer for an acknowledgement after so
+    /// long a silence: if its process was killed, [`receive`](Self::receive) learns so then. Kernels
+    /// report that by themselves where connections are theirs; there this does nothing.
+    pub fn ask_if_silent(&mut self, silence: Duration) {
+        self.stream.ask_if_silent(Instant::now() + silence);
+    }
+
     /// Sends one message.
     ///
     /// # Errors

@@ -263,6 +263,14 @@ impl Stream {
         }
     }
 
+    /// Waits for the peer, and asks it for an acknowledgement if nothing has come by `overdue`: see
+    /// [`ControlStream::ask_if_silent`](crate::control::ControlStream::ask_if_silent).
+    pub fn ask_if_silent(&mut self, overdue: Instant) {
+        if let Self::Udp(stream) = self {
+            stream.ask_if_silent(overdue);
+        }
+    }
+
     /// Waits until all that was sent is acknowledged, or the deadline: see
     /// [`ControlStream::settle`](crate::control::ControlStream::settle).
     pub fn settle(&mut self, deadline: Instant) {

@@ -2,6 +2,7 @@
 
 mod establish;
 mod lingering;
+mod overdue;
 mod receiving;
 mod settling;
 #[cfg(test)]
