@@ -29,9 +29,11 @@ fn after(code: ExitCode, limit: Duration, last: impl FnOnce() + Send + 'static) 
     let clean = move || {
         restore_terminal();
         files::remove_all();
-        progress::clear();
         last();
-        stderr::flush();
+        // While stderr is not read, the bar is locked.
+        if stderr::flush() {
+            progress::clear();
+        }
         let _ = done.send(());
     };
     // Without a thread nothing is cleaned up, which is better than not to end.

@@ -21,6 +21,7 @@ pub mod open_files;
 pub mod progress;
 pub mod readable;
 pub mod report;
+pub mod signals;
 pub mod status;
 pub mod stderr;
 pub mod top;

@@ -8,13 +8,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::time::Duration;
 
-use signal_hook::consts::SIGTERM;
-
 use crate::readable::readable_within;
 
-/// Ends this process as SIGTERM does when standard input ends, or was silent for `silence_max`: its
-/// other end may be on a lost host.
-pub fn watch_stdin(silence_max: Duration) -> io::Result<()> {
+/// Calls `end` when standard input ends, or was silent for `silence_max`: its other end may be on a
+/// lost host.
+pub fn watch_stdin(silence_max: Duration, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new()
         .name("stdin".into())
         .spawn(move || {
@@ -34,8 +32,7 @@ pub fn watch_stdin(silence_max: Duration) -> io::Result<()> {
                 }
             };
             tracing::debug!("standard input {why}, and this node with it");
-            // Runs only the signal's handler, which was installed before this thread started.
-            let _ = signal_hook::low_level::raise(SIGTERM);
+            end();
         })?;
     Ok(())
 }

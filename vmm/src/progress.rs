@@ -90,8 +90,11 @@ impl Progress {
     /// Like [`rounds`](Self::rounds), for other steps.
     #[must_use]
     pub fn still(what: &str, steps: u64, doing: &str) -> Self {
+        if !ALLOWED.load(Ordering::Relaxed) {
+            return Self { bar: None };
+        }
         let mut shown = stderr::bar();
-        if !ALLOWED.load(Ordering::Relaxed) || shown.is_some() {
+        if shown.is_some() {
             return Self { bar: None };
         }
         let target = ProgressDrawTarget::term_like(Box::new(FreeLine::stderr()));

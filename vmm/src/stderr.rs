@@ -55,6 +55,31 @@ pub fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }
 
+/// Whether their authors write messages. It publishes no other data.
+static IS_DIRECT: AtomicBool = AtomicBool::new(false);
+
+/// While it exists, the authors of messages write them, and wait for a blocked reader. Otherwise the
+/// first message starts a thread, which must not exist before the process is restricted.
+#[must_use]
+#[derive(Debug)]
+pub struct Direct {
+    _private: (),
+}
+
+impl Direct {
+    /// Begins it.
+    pub fn begin() -> Self {
+        IS_DIRECT.store(true, Ordering::Relaxed);
+        Self { _private: () }
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        IS_DIRECT.store(false, Ordering::Relaxed);
+    }
+}
+
 /// Returns the line that replaces dropped messages.
 fn lost_line(count: u64) -> String {
     let text = format!("{count} messages are omitted here: stderr was not read");
@@ -65,9 +90,10 @@ fn lost_line(count: u64) -> String {
     }
 }
 
-/// Waits until all messages are written, up to a limit. Call it before the process ends.
-pub fn flush() {
-    MESSAGES.flush(FLUSH_TIME_MAX);
+/// Waits until all messages are written, up to a limit, and returns whether they are. Call it before
+/// the process ends.
+pub fn flush() -> bool {
+    MESSAGES.flush(FLUSH_TIME_MAX)
 }
 
 /// Standard error for messages, each of which is one call of `write`. Never fails.
@@ -79,6 +105,10 @@ pub struct Stderr {
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if IS_SILENT.load(Ordering::Relaxed) {
+            return Ok(bytes.len());
+        }
+        if IS_DIRECT.load(Ordering::Relaxed) {
+            out(bytes);
             return Ok(bytes.len());
         }
         if MESSAGES.starts() {
@@ -216,12 +246,13 @@ impl Messages {
         }
     }
 
-    fn flush(&self, limit: Duration) {
+    fn flush(&self, limit: Duration) -> bool {
         let is_under_way = |state: &mut State| state.started && state.written < state.taken;
-        let waited = self
+        let (_state, waited) = self
             .changed
-            .wait_timeout_while(self.lock(), limit, is_under_way);
-        drop(waited);
+            .wait_timeout_while(self.lock(), limit, is_under_way)
+            .unwrap_or_else(PoisonError::into_inner);
+        !waited.timed_out()
     }
 }
 
@@ -262,7 +293,7 @@ mod tests {
         }
         // The first message waits up to the limit, the others not at all.
         assert!(begun.elapsed() < PATIENCE * 50, "{:?}", begun.elapsed());
-        MESSAGES.flush(Duration::ZERO);
+        assert!(!MESSAGES.flush(Duration::ZERO), "nobody reads");
         let kept = KEPT_BYTES_MAX / text.len();
         permit.send(()).expect("it reads");
         assert_eq!(read.recv_timeout(LIMIT).expect("the first"), text);
@@ -278,7 +309,7 @@ mod tests {
             assert_eq!(read.recv_timeout(LIMIT).expect("one that was kept"), text);
         }
         assert_eq!(read.recv_timeout(LIMIT).expect("the last"), b"last");
-        MESSAGES.flush(LIMIT);
+        assert!(MESSAGES.flush(LIMIT));
     }
 
     #[test]
@@ -289,7 +320,7 @@ mod tests {
         // Flushes too, since a busy machine may need longer than `PATIENCE`.
         for _ in 0..100 {
             assert!(MESSAGES.write(b"one"));
-            MESSAGES.flush(LIMIT);
+            assert!(MESSAGES.flush(LIMIT));
             assert_eq!(read.try_recv().expect("it is out"), b"one");
         }
     }
@@ -298,6 +329,6 @@ mod tests {
     fn without_a_thread_its_author_writes() {
         static MESSAGES: Messages = Messages::new();
         assert!(!MESSAGES.write(b"one"));
-        MESSAGES.flush(LIMIT);
+        assert!(MESSAGES.flush(LIMIT), "there is nothing to wait for");
     }
 }

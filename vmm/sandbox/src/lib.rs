@@ -16,6 +16,7 @@ mod classes;
 mod files;
 mod ids;
 mod privileges;
+mod threads;
 mod user;
 
 use std::io;
@@ -26,6 +27,7 @@ use thiserror::Error;
 
 pub use self::calls::call_name;
 pub use self::privileges::{PrivilegeError, Privileges};
+pub use self::threads::be_alone;
 pub use self::user::{User, UserError};
 
 /// Why a process cannot be restricted.
@@ -34,6 +36,12 @@ pub enum SandboxError {
     /// The kernel refuses the rules for files.
     #[error("the kernel refuses the rules of Landlock")]
     Files(#[source] landlock::RulesetError),
+    /// Files would stay unrestricted for other threads, with which this one shares its memory.
+    #[error("files cannot be restricted for threads that exist already: {0}")]
+    Threads(String),
+    /// Nobody says whether there are other threads.
+    #[error("cannot list the threads of this process in /proc/self/task")]
+    UnknownThreads(#[source] io::Error),
     /// The kernel refuses the filter of system calls.
     #[error("the kernel refuses the filter of seccomp")]
     Calls(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -111,7 +119,7 @@ impl Sandbox {
     }
 
     /// Restricts this process. System calls are restricted for all its threads, files for this thread
-    /// and those that it starts from here on. There is no way back.
+    /// and those that it starts from here on: see [`be_alone`]. There is no way back.
     ///
     /// A file that is not allowed is `EACCES`; a system call that is not allowed ends the process with
     /// `SIGSYS`. Threads that begin a class from here on have fewer calls.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Instant;
 
@@ -62,9 +62,15 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let report = report.transpose().map_err(Failure::usage)?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
-    let orders = watch_signals().context("cannot watch for signals")?;
+    let (sender, orders) = mpsc::channel();
+    watch_signals(sender.clone()).context("cannot watch for signals")?;
     if config.end_with_stdin {
-        lifeline::watch_stdin(config.lease).context("cannot watch standard input")?;
+        // No signal: where the kernel sends one too, that would be the second, which ends at once.
+        let end = move || {
+            // It may be ending already.
+            let _ = sender.send(Order::Stop);
+        };
+        lifeline::watch_stdin(config.lease, end).context("cannot watch standard input")?;
     }
     let shown = config.credentials.as_deref();
     let shown = shown.map(|directory| credentials::load(directory, Role::Node));
@@ -184,9 +190,8 @@ fn reread(state: &NodeState) {
 
 /// Forwards signals. The second stop signal ends the process at once. SIGHUP is no stop signal, and
 /// makes the node read its credentials and rules again.
-fn watch_signals() -> io::Result<Receiver<Order>> {
+fn watch_signals(sender: Sender<Order>) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
-    let (sender, orders) = mpsc::channel();
     let watch = move || {
         let mut stops = false;
         for signal in signals.forever() {
@@ -203,7 +208,7 @@ fn watch_signals() -> io::Result<Receiver<Order>> {
         }
     };
     thread::Builder::new().name("signals".into()).spawn(watch)?;
-    Ok(orders)
+    Ok(())
 }
 
 /// Notifies the service manager, if it requested that, that the node is ready.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -82,6 +82,8 @@ impl VmProcess {
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // Signals for the node's group, such as SIGHUP of its terminal, are for the node alone.
+            .process_group(0)
             .spawn()
             .map_err(system("start"))?;
         let input = child.stdin.take();

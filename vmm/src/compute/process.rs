@@ -15,7 +15,9 @@ use memory_fabric::rdma::Settings;
 use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit,
 };
-use ssi_hv_sandbox::Sandbox;
+use signal_hook::consts::{SIGHUP, SIGUSR1};
+use signal_hook::flag;
+use ssi_hv_sandbox::{Sandbox, be_alone};
 
 use super::join::{Joined, Shared, byte_ranges, layout};
 use super::observed::SharingReporter;
@@ -68,6 +70,11 @@ fn shortened(mut reason: String) -> String {
 }
 
 fn run() -> Result<()> {
+    let direct = stderr::Direct::begin();
+    // What a service manager sends to all processes of the node.
+    for signal in [SIGHUP, SIGUSR1] {
+        flag::register(signal, Arc::default()).context("cannot ignore signals for the node")?;
+    }
     // Whatever state this process is in, it ends with its node.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the node")?;
     let mut input = BufReader::new(io::stdin());
@@ -84,9 +91,10 @@ fn run() -> Result<()> {
     let span = ranges.last().map_or(0, |(start, bytes)| start.0 + bytes);
     limit(span).context("cannot limit this process")?;
     // It needs no file of its own.
-    let _restricted = Sandbox::default()
-        .enter()
+    let _restricted = be_alone()
+        .and_then(|()| Sandbox::default().enter())
         .context("cannot restrict this process")?;
+    drop(direct);
     let listeners = match secured {
         true => Listeners::secured(address, request.vm, request.me),
         false => Listeners::bind(address),

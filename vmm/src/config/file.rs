@@ -153,10 +153,7 @@ pub(crate) fn read(what: &'static str, path: &Path) -> Result<String, ConfigFile
 /// nothing, and what is no file cannot be read a second time.
 #[must_use]
 pub fn has_key(path: &Path, keys: &[&str]) -> bool {
-    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
-    let text = is_file.then(|| read("the file", path).ok()).flatten();
-    let text = text.unwrap_or_default();
-    let table: Table = toml::from_str(&text).unwrap_or_default();
+    let table = readable_table(path);
     let [first, further @ ..] = keys else {
         return false;
     };
@@ -164,6 +161,20 @@ pub fn has_key(path: &Path, keys: &[&str]) -> bool {
         .iter()
         .try_fold(table.get(*first), |value, key| Some(value?.get(*key)));
     found.flatten().is_some()
+}
+
+/// The file that a key of a file names, if it has a name there.
+#[must_use]
+pub fn named_file(path: &Path, key: &str) -> Option<PathBuf> {
+    let table = readable_table(path);
+    table.get(key)?.as_str().map(PathBuf::from)
+}
+
+/// What can be read of a file; else nothing.
+fn readable_table(path: &Path) -> Table {
+    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
+    let text = is_file.then(|| read("the file", path).ok()).flatten();
+    toml::from_str(&text.unwrap_or_default()).unwrap_or_default()
 }
 
 /// Parses the text; every key is known and every value has the right form.

@@ -39,7 +39,7 @@ use crate::machine::{
 use crate::membership::Members;
 use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
-use crate::{host, metrics};
+use crate::{host, metrics, stderr};
 
 /// Boots a guest and waits for its end. With a command, returns the command's exit code.
 pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
@@ -52,6 +52,7 @@ pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
 
 fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let started = Instant::now();
+    let direct = stderr::Direct::begin();
     let (with_donors, members) = Members::find(settings)?.unzip();
     let settings = with_donors.as_ref().unwrap_or(settings);
     let members = members.map(Arc::new);
@@ -64,6 +65,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     // Before the sandbox: it asks the host's busybox what that can do.
     let exec = Exec::prepare(config);
     let confinement = &sandbox::enter(config).map_err(RunError::Sandbox)?;
+    drop(direct);
     let supervisor = Supervisor::start(config, report_file.clone())
         .map_err(RunError::host("watch for signals"))?;
     let mut report = Report::new(host::detect());

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use memory_fabric::guest_memory::keep_huge_bytes;
 use rustix::fs::{Access, access};
 use ssi_hv_sandbox::{
-    Privileges, Restricted, Sandbox, SandboxError, never_gain_privileges, restrict_calls,
+    Privileges, Restricted, Sandbox, SandboxError, be_alone, never_gain_privileges, restrict_calls,
 };
 
 use super::run_error::RunError;
@@ -40,6 +40,7 @@ pub fn enter(config: &RunConfig) -> Result<Confinement<'_>, SandboxError> {
         // used.
         let _ = Directory::for_listening();
         let sandbox = sandbox(config);
+        be_alone()?;
         let entered = match config.privileges {
             Some(_) => sandbox.enter_files()?,
             None => sandbox.enter()?,

@@ -11,7 +11,7 @@ use memory_fabric::NodeId;
 use memory_fabric::fabric::{FabricEvent, FabricObserver, LostMemory};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::PAGE_SHIFT;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGINT, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
@@ -23,6 +23,7 @@ use crate::exit::ExitCode;
 use crate::forced_end::{self, FORCED_END_TIME_MAX};
 use crate::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
 use crate::report::ReportFile;
+use crate::signals;
 use crate::size::ByteSize;
 use crate::status::VmState;
 
@@ -164,7 +165,7 @@ impl Supervisor {
         // By default a write beyond a limit of file sizes ends the process; now it is an error of the
         // disk, console or report that is written.
         flag::register(SIGXFSZ, Arc::default())?;
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let mut signals = Signals::new(signals::ends())?;
         let of_signals = Arc::clone(&supervisor);
         std::thread::Builder::new()
             .name("signals".into())
@@ -255,6 +256,10 @@ impl Supervisor {
         let mut state = self.lock();
         state.not_ending()?;
         let machine = state.machine.as_ref().ok_or(OperationError::Starting)?;
+        if machine.was_ended_by_guest() {
+            // Its next boot has not begun, or the run ends soon.
+            return Err(OperationError::Starting);
+        }
         if !machine.press_power_button() {
             return Err(OperationError::NoButton);
         }

@@ -2,18 +2,19 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io::{self, PipeReader, PipeWriter, Read};
+use std::io::{self, PipeReader, PipeWriter, Read, Write as _};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ssi_hv::exit::ExitCode;
 
-use crate::running::{LIMIT, Place, count};
+use crate::running::{LIMIT, Place, Running, count};
+use crate::sandbox::of_threads;
 use crate::support;
 
 /// Interval of polls where no event is available.
@@ -162,6 +163,64 @@ fn a_report_that_nobody_reads_keeps_no_vm_from_ending() {
     vm.signal(libc::SIGTERM);
     vm.is_terminated(|_| {});
     assert_eq!(place.files(), 0, "its socket is left");
+}
+
+#[test]
+fn messages_that_nobody_reads_keep_no_report_from_being_written() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let kernel = place.directory.path().join("kernel");
+    fs::write(&kernel, tiny_guests::elf(tiny_guests::hello::code())).expect("is written");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("an address").to_string();
+    let (_reader, mut writer) = io::pipe().expect("a pipe");
+    while has_room(&writer) {
+        writer.write_all(&[b'x'; 4096]).expect("there is room");
+    }
+    let report = place.path("report.json");
+    let mut command = place.command(&["run", "-v", "--memory", "64M", "--local-memory", "16M"]);
+    command
+        .args(["--transport", "tcp", "--donor", &address, "--report"])
+        .args([&report, "--kernel"])
+        .arg(kernel)
+        .stderr(writer);
+    let mut vm = Killed(command.spawn().expect("it starts"));
+    // It waits for the donor, and is ended by force.
+    silent.accept().expect("a connection");
+    vm.signal(libc::SIGTERM);
+    vm.is_terminated(|_| {});
+    let written = fs::read_to_string(&report).expect("a report");
+    let written: serde_json::Value = serde_json::from_str(&written).expect("JSON");
+    assert_eq!(written["exit_code"], 143, "{written}");
+}
+
+/// `nohup` has the process start with SIGHUP ignored.
+#[test]
+fn a_vm_that_is_to_outlive_its_terminal_does() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let kernel = place.path("kernel");
+    let code = tiny_guests::walk_for_ever::code();
+    fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
+    let mut command = Command::new("nohup");
+    command
+        .arg(env!("CARGO_BIN_EXE_ssi-hv"))
+        .args(["run", "--memory", "64M", "--local-memory", "16M"])
+        .args(["--transport", "loopback", "--kernel", &kernel])
+        .env("SSI_HV_RUNTIME_DIR", place.sockets())
+        .stdin(Stdio::null());
+    let vm = Running::start(&mut command);
+    vm.speaks();
+    for ignored in of_threads(&vm.pid(), "SigIgn") {
+        let ignored = u64::from_str_radix(&ignored, 16).expect("a mask");
+        assert_ne!(ignored & 1 << (libc::SIGHUP - 1), 0, "{ignored:#x}");
+    }
+    vm.signal(libc::SIGHUP);
+    assert_eq!(vm.end(libc::SIGTERM), Some(143));
 }
 
 #[test]

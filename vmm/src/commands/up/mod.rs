@@ -21,13 +21,14 @@ use fabric_host::lock_file;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssi_hv::cluster::{Cluster, command_line};
-use ssi_hv::config::file::has_key;
+use ssi_hv::config::file::{has_key, named_file};
 use ssi_hv::config::{Choice as _, RunSettings};
 use ssi_hv::control_socket::directory::Directory;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
 use ssi_hv::instance::LATE_END_TIME_MAX;
 use ssi_hv::logging::{LogFormat, Verbosity};
+use ssi_hv::signals;
 
 use self::child::{Outputs, Running, ending};
 use self::events::{Event, EventReceiver, EventSender};
@@ -73,7 +74,9 @@ fn follow(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> 
 /// Returns whether the VM of the file runs a command, whose output is ours. The file may be
 /// invalid.
 pub fn has_command(config: &UpConfig) -> bool {
-    has_key(&config.file, &["vm", "exec"])
+    let file = &config.file;
+    has_key(file, &["vm", "exec"])
+        || named_file(file, "vm").is_some_and(|vm| has_key(&vm, &["exec"]))
 }
 
 /// Describes what would be started.
@@ -155,8 +158,7 @@ fn refuse_second(vm: &RunSettings) -> Result<(), Failure> {
 
 /// Forwards the first signal; the second one ends this process and thereby its children.
 fn watch_signals(events: &EventSender) -> Result<(), Failure> {
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+    let mut signals = Signals::new(signals::ends()).context("cannot watch for signals")?;
     let events = events.clone();
     std::thread::Builder::new()
         .name("signals".into())

@@ -6,12 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpgid, pidfd_open};
 use serde_json::{Value, json};
 use ssi_hv::exit::ExitCode;
 use tiny_guests::{halt_for_ever, second_cpu};
 
 use crate::running::{self, Place, Running, end, node};
+use crate::sandbox::of_threads;
 use crate::support::kvm_is_there;
 
 /// Time between two looks at a node's status, which has no event.
@@ -348,6 +349,35 @@ fn a_vm_whose_node_is_killed_or_stops_ends_and_names_it() {
             assert!(has_ended, "the VM's process is left behind");
         }
     }
+}
+
+/// A terminal that hangs up signals the node's group, and a service manager all its processes.
+#[test]
+fn what_a_node_is_signalled_does_not_end_vms_with_vcpus_there() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (node, address) = node(&place, &["--cpus", "1"]);
+    let vm = halted(&place, &address);
+    let [process] = &children_of(&node.pid())[..] else {
+        panic!("the VM has one process on its node")
+    };
+    let group = |pid: &str| {
+        let pid = Pid::from_raw(pid.parse().expect("a number"));
+        getpgid(pid).expect("a group")
+    };
+    assert_ne!(group(&node.pid()), group(process));
+    let handled = of_threads(process, "SigCgt").remove(0);
+    let handled = u64::from_str_radix(&handled, 16).expect("a mask");
+    for signalled in [libc::SIGHUP, libc::SIGUSR1] {
+        assert_ne!(handled & 1 << (signalled - 1), 0, "signal {signalled}");
+        signal(process, signalled);
+    }
+    signal(&vm.id().to_string(), libc::SIGINT);
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), code(ExitCode::Interrupted), "{output:?}");
+    is_left_alone(&place, &node);
 }
 
 #[test]
