@@ -32,6 +32,9 @@ pub const CONNECTION_TIME_MAX: Duration = Duration::from_secs(12);
 
 /// Longest wait of a request for a change, which leaves its connection time for the rest.
 pub const CHANGE_WAIT_TIME_MAX: Duration = Duration::from_secs(8);
+const _: () = assert!(
+    CHANGE_WAIT_TIME_MAX.as_secs() + REQUEST_TIME_MAX.as_secs() < CONNECTION_TIME_MAX.as_secs()
+);
 
 /// Limit of waiting requests, which leaves most connections to requests that do not wait.
 pub const WAITS_MAX: usize = 16;

@@ -1,6 +1,7 @@
 //! Requests to the JSON gateway of an etcd, by HTTP/1.1: one connection that is used again, to the
 //! endpoint that answered last.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,29 +195,38 @@ impl Client {
     }
 
     async fn connected(&self, endpoint: &Endpoint) -> Result<SendRequest<Full<Bytes>>, EtcdError> {
-        let failed = |error: std::io::Error| self.unreachable(&chain(&error));
-        let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+        let none = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+        let mut last = self.unreachable(&none.to_string());
+        let count = u32::try_from(endpoint.addresses.len()).unwrap_or(u32::MAX);
+        let each = ATTEMPT_TIME_MAX / count.max(1);
         for &address in &endpoint.addresses {
-            let stream = match TcpStream::connect(address).await {
-                Ok(stream) => stream,
-                Err(error) => {
-                    last = error;
-                    continue;
-                }
-            };
-            // Requests are small, and waited for.
-            stream.set_nodelay(true).map_err(failed)?;
-            let Some(tls) = &self.endpoints.tls else {
-                return self.speak(stream).await;
-            };
-            let host = host_port(&endpoint.name).map(|(host, _)| host.to_owned());
-            let name = ServerName::try_from(host.unwrap_or_default());
-            let name = name.map_err(|error| self.unreachable(&error.to_string()))?;
-            let connector = TlsConnector::from(Arc::clone(&tls.0));
-            let stream = connector.connect(name, stream).await.map_err(failed)?;
-            return self.speak(stream).await;
+            let reached = timeout(each, self.connected_to(endpoint, address)).await;
+            match reached.unwrap_or_else(|_| Err(self.silent())) {
+                Ok(sender) => return Ok(sender),
+                Err(error) => last = error,
+            }
         }
-        Err(failed(last))
+        Err(last)
+    }
+
+    async fn connected_to(
+        &self,
+        endpoint: &Endpoint,
+        address: SocketAddr,
+    ) -> Result<SendRequest<Full<Bytes>>, EtcdError> {
+        let failed = |error: std::io::Error| self.unreachable(&chain(&error));
+        let stream = TcpStream::connect(address).await.map_err(failed)?;
+        // Requests are small, and waited for.
+        stream.set_nodelay(true).map_err(failed)?;
+        let Some(tls) = &self.endpoints.tls else {
+            return self.speak(stream).await;
+        };
+        let host = host_port(&endpoint.name).map(|(host, _)| host.to_owned());
+        let name = ServerName::try_from(host.unwrap_or_default());
+        let name = name.map_err(|error| self.unreachable(&error.to_string()))?;
+        let connector = TlsConnector::from(Arc::clone(&tls.0));
+        let stream = connector.connect(name, stream).await.map_err(failed)?;
+        self.speak(stream).await
     }
 
     async fn speak(
@@ -299,4 +309,60 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Target;
+    use serde_json::json;
+    use socket2::{Domain, Socket, Type};
+    use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, TcpListener};
+
+    /// Answers one request.
+    fn answer_one(listener: &TcpListener) {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let mut seen = Vec::new();
+        let mut some = [0; 1024];
+        while !seen.ends_with(b"{}") {
+            let count = stream.read(&mut some).expect("a request");
+            assert_ne!(count, 0, "{}", String::from_utf8_lossy(&seen));
+            seen.extend(&some[..count]);
+        }
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{\"a\": 1}";
+        stream.write_all(answer).expect("a client");
+    }
+
+    #[test]
+    fn an_address_that_packets_do_not_reach_leaves_time_for_the_next() {
+        // It has room for one connection, and the kernel drops packets for others.
+        let silent = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        silent.bind(&any.into()).expect("a free port");
+        silent.listen(0).expect("a port");
+        let unreached = silent.local_addr().expect("bound");
+        let unreached = unreached.as_socket().expect("of IP");
+        let _first = std::net::TcpStream::connect(unreached).expect("there is room");
+        let listener = TcpListener::bind(any).expect("a free port");
+        let target: Target = "etcd://127.0.0.1:1".parse().expect("an address");
+        let endpoints = Endpoints {
+            target,
+            all: vec![Endpoint {
+                name: "etcd:1".to_owned(),
+                addresses: vec![unreached, listener.local_addr().expect("bound")],
+            }],
+            tls: None,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        // Left behind if it is not asked.
+        let answering = std::thread::spawn(move || answer_one(&listener));
+        let mut client = Client::new(&endpoints);
+        let answer = runtime.block_on(client.post(RANGE, &json!({})));
+        assert_eq!(answer.expect("an answer"), json!({"a": 1}));
+        answering.join().expect("it has answered");
+    }
 }

@@ -72,7 +72,7 @@ pub fn pki(command: &PkiCommand) -> Result<ExitCode, Failure> {
             let path = config.authority.join("crl.pem");
             let _ = writeln!(
                 text,
-                "copy {} to every member, and restart it",
+                "copy {} to every member; nodes read it after `ssi-hv node reload`, VMs by themselves",
                 path.display()
             );
             text

@@ -1,12 +1,11 @@
 //! The routes of drains: `GET` and `POST /v1/drain`.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use memory_fabric::fabric::{DonorAddress, TransportKind};
 
 use super::drains::{Lender, VmDrains};
-use super::hotplug_routes::{RESOLVE_TIME_MAX, donor_address};
+use super::hotplug_routes::{Limits, donor_address};
 use super::vm::{BootedVm, Instance};
 use crate::config::RunConfig;
 use crate::control_socket::changes::{NextChange, Seen};
@@ -69,10 +68,10 @@ pub fn begin(instance: &Arc<Instance>, body: &[u8]) -> Answer {
             "{count} donors are named by `to`, and {TO_MAX} is the limit"
         )));
     }
-    let until = Instant::now() + RESOLVE_TIME_MAX;
+    let limits = Limits::begin();
     let mut to: Vec<DonorAddress> = Vec::new();
     for text in &target.to {
-        let (address, _) = donor_address(&instance.config, text, until)?;
+        let (address, _) = donor_address(&instance.config, text, limits.names)?;
         if Some(address.address) == lender.address {
             return Err(malformed(format!(
                 "{text} is {} itself, which is to be drained; name another donor",
@@ -84,7 +83,7 @@ pub fn begin(instance: &Arc<Instance>, body: &[u8]) -> Answer {
         }
         to.push(address);
     }
-    drains.begin(lender.node, to)?;
+    drains.begin(lender.node, to, limits.answer)?;
     answer(202, &drains.body())
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memory_fabric::NodeId;
@@ -17,10 +17,6 @@ use crate::control_socket::changes::Changes;
 use crate::control_socket::protocol::{DrainBody, Refusal, RefusalCode};
 use crate::failure::describe;
 use crate::report::{self, DrainUsed};
-
-/// How long a request waits until the memory of a donor begins to move; the preparation continues
-/// after that.
-pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(8);
 
 /// Drains the donors of a boot. Clones share it.
 #[derive(Clone, Debug)]
@@ -150,8 +146,14 @@ impl VmDrains {
         }
     }
 
-    /// Begins to drain a donor, and waits up to a limit until its memory moves.
-    pub fn begin(&self, node: NodeId, to: Vec<DonorAddress>) -> Result<(), Refusal> {
+    /// Begins to drain a donor, and waits `until` then for its memory to move; the preparation
+    /// continues after that.
+    pub fn begin(
+        &self,
+        node: NodeId,
+        to: Vec<DonorAddress>,
+        until: Instant,
+    ) -> Result<(), Refusal> {
         {
             let mut state = self.lock();
             // Not an error of the drain that is in progress.
@@ -200,7 +202,7 @@ impl VmDrains {
             return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
         }
         // A later result is visible in the body.
-        result.recv_timeout(PREPARE_TIME_MAX).unwrap_or(Ok(()))
+        result.recv_deadline(until).unwrap_or(Ok(()))
     }
 
     /// Begins to drain a donor that fails again and again, and waits until its memory moves.

@@ -3,7 +3,7 @@
 mod shared;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
 use crossbeam_channel::bounded;
 use devices::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
@@ -17,9 +17,6 @@ use crate::failure::describe;
 use crate::machine::MachineHandle;
 use crate::report::HotplugUsed;
 pub use shared::SharedRegion;
-
-/// How long a request waits for a donor to join; joining continues after that.
-const JOIN_TIME_MAX: Duration = Duration::from_secs(8);
 
 /// The device and the fabric must agree on the size of a block.
 const _: () = assert!(MEM_BLOCK_BYTES == BLOCK_BYTES);
@@ -247,13 +244,14 @@ impl HotplugMemory {
         Ok(())
     }
 
-    /// Asks a donor to join, and waits up to a limit.
+    /// Asks a donor to join, and waits `until` then; joining continues after that.
     pub fn ask_with(
         &self,
         bytes: u64,
         donor: DonorAddress,
         name: String,
         machine: &MachineHandle,
+        until: Instant,
     ) -> Result<(), Refusal> {
         {
             let mut joining = self.joining();
@@ -288,7 +286,7 @@ impl HotplugMemory {
             return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
         }
         // A later result is visible in the status.
-        outcome.recv_timeout(JOIN_TIME_MAX).unwrap_or(Ok(()))
+        outcome.recv_deadline(until).unwrap_or(Ok(()))
     }
 }
 

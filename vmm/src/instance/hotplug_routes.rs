@@ -13,13 +13,34 @@ use crate::config::address::Donor;
 use crate::config::resolver::{ResolveError, resolved_until};
 use crate::config::{Protection, RunConfig};
 use crate::control_socket::changes::{NextChange, Seen};
-use crate::control_socket::protocol::{HotplugTarget, Refusal, RefusalCode};
+use crate::control_socket::protocol::{CHANGE_WAIT_TIME_MAX, HotplugTarget, Refusal, RefusalCode};
 use crate::control_socket::route::{Answer, answer};
 use crate::host;
 use crate::size::ByteSize;
 
 /// How long the names of all donors of a request may take to resolve: changes of the VM wait meanwhile.
-pub const RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
+const RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
+const _: () = assert!(RESOLVE_TIME_MAX.as_secs() < CHANGE_WAIT_TIME_MAX.as_secs());
+
+/// Until when a request that names donors does what takes long.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Their names are resolved.
+    pub names: Instant,
+    /// It is answered.
+    pub answer: Instant,
+}
+
+impl Limits {
+    /// Those of a request that begins now.
+    pub fn begin() -> Self {
+        let now = Instant::now();
+        Self {
+            names: now + RESOLVE_TIME_MAX,
+            answer: now + CHANGE_WAIT_TIME_MAX,
+        }
+    }
+}
 
 /// Returns how much can be added, was requested, and is plugged.
 pub fn look(instance: &Instance) -> Answer {
@@ -54,8 +75,8 @@ pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
         ))
     })?;
     let donor = target.donor.as_deref();
-    let until = Instant::now() + RESOLVE_TIME_MAX;
-    let donor = donor.map(|text| donor_address(&instance.config, text, until));
+    let limits = Limits::begin();
+    let donor = donor.map(|text| donor_address(&instance.config, text, limits.names));
     let donor = donor.transpose()?;
     let booted = instance.booted()?;
     let memory = memory_of(&booted)?;
@@ -76,7 +97,7 @@ pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
             let asked = memory.ask(bytes, None, machine);
             asked.map_err(|error| refusal(&error))?;
         }
-        Some((address, name)) => memory.ask_with(bytes, address, name, machine)?,
+        Some((address, name)) => memory.ask_with(bytes, address, name, machine, limits.answer)?,
     }
     answer(202, &memory.body())
 }

@@ -1,10 +1,12 @@
 //! Memory that moves to donors with less than their share.
 
+use std::time::Instant;
+
 use crossbeam_channel::bounded;
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, RebalanceState, RebalanceSummary};
 
-use super::drains::{PREPARE_TIME_MAX, VmDrains, connected, newcomers, refusal};
+use super::drains::{VmDrains, connected, newcomers, refusal};
 use crate::control_socket::protocol::{RebalanceBody, Refusal, RefusalCode};
 use crate::report::{self, RebalanceUsed};
 
@@ -22,9 +24,9 @@ impl VmDrains {
         }
     }
 
-    /// Has donors join and moves memory until each donor has its share, and waits up to a limit until
-    /// it moves. Without donors that join, one that is in progress goes on.
-    pub fn rebalance(&self, new: Vec<DonorAddress>) -> Result<(), Refusal> {
+    /// Has donors join and moves memory until each donor has its share, and waits `until` then for it to
+    /// move. Without donors that join, one that is in progress goes on.
+    pub fn rebalance(&self, new: Vec<DonorAddress>, until: Instant) -> Result<(), Refusal> {
         let new = in_blocks(new);
         let is_moving = self.view().rebalance().is_some_and(|last| !last.is_over());
         if is_moving && new.is_empty() {
@@ -70,7 +72,7 @@ impl VmDrains {
             return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
         }
         // A later result is visible in the body.
-        result.recv_timeout(PREPARE_TIME_MAX).unwrap_or(Ok(()))
+        result.recv_deadline(until).unwrap_or(Ok(()))
     }
 
     /// Ends a rebalancing after the part that is moving.

@@ -1,12 +1,11 @@
 //! The routes of rebalancing: `GET` and `POST /v1/rebalance`.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use memory_fabric::fabric::DonorAddress;
 
 use super::drain_routes::{TO_MAX, drains_of};
-use super::hotplug_routes::{RESOLVE_TIME_MAX, joining_donor};
+use super::hotplug_routes::{Limits, joining_donor};
 use super::vm::Instance;
 use crate::config::address::Donor;
 use crate::control_socket::protocol::{RebalanceTarget, Refusal, RefusalCode};
@@ -42,18 +41,18 @@ pub fn change(instance: &Arc<Instance>, body: &[u8]) -> Answer {
             "{count} donors are named by `add`, and {TO_MAX} is the limit"
         )));
     }
-    let until = Instant::now() + RESOLVE_TIME_MAX;
+    let limits = Limits::begin();
     let mut new: Vec<DonorAddress> = Vec::new();
     for text in &target.add {
         let donor: Donor = text
             .parse()
             .map_err(|error| malformed(format!("{error}")))?;
-        let (address, _) = joining_donor(&instance.config, &donor, until)?;
+        let (address, _) = joining_donor(&instance.config, &donor, limits.names)?;
         if new.iter().any(|other| other.address == address.address) {
             return Err(malformed(format!("{text} is named twice; name it once")));
         }
         new.push(address);
     }
-    drains.rebalance(new)?;
+    drains.rebalance(new, limits.answer)?;
     answer(202, &drains.rebalance_body())
 }

@@ -56,7 +56,8 @@ fn certificates_are_issued_requested_renewed_and_revoked() {
     succeeds(at, "verify alpha");
     succeeds(at, "renew ca alpha/cert.pem -o alpha");
 
-    succeeds(at, "revoke ca node/alpha");
+    let said = succeeds(at, "revoke ca node/alpha");
+    assert!(said.contains("ssi-hv node reload"), "{said}");
     std::fs::copy(at.join("ca/crl.pem"), at.join("alpha/crl.pem")).unwrap();
     fails(at, "verify alpha", 1, "not confirmed by the authorities");
     let list: Value = serde_json::from_str(&succeeds(at, "list ca --json")).unwrap();
