@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::bus::{BusDevice, read_bytes, write_bytes};
 
@@ -15,15 +15,19 @@ pub const RTC_CENTURY_REGISTER: u8 = 0x32;
 
 /// Bit 7 of the index port masks non-maskable interrupts; the rest is the index.
 const INDEX_MASK: u8 = 0x7f;
-/// Register A: 32768 Hz time base, no update in progress.
+/// Register A: 32768 Hz time base.
 const REGISTER_A: u8 = 0x26;
+/// In register A: the time changes soon. While it is clear, a driver has 244 us to read all of it.
+const UPDATE_IN_PROGRESS: u8 = 0x80;
+/// How long before the end of a second it is set.
+const UPDATE_TIME: Duration = Duration::from_micros(300);
 /// Register B: 24-hour mode, numbers in BCD, no interrupts.
 const REGISTER_B: u8 = 0x02;
 /// Register D: the time is valid.
 const REGISTER_D: u8 = 0x80;
 
-/// Seconds since 1970-01-01 00:00:00 UTC.
-type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
+/// The time since 1970-01-01 00:00:00 UTC.
+type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
 
 /// A real-time clock with the host's time in UTC. It ignores all writes except to the index. Other
 /// registers read as zero.
@@ -50,7 +54,7 @@ impl CmosRtc {
         Self::with_clock(Box::new(|| {
             SystemTime::now()
                 .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs())
+                .unwrap_or_default()
         }))
     }
 
@@ -62,7 +66,8 @@ impl CmosRtc {
     }
 
     fn register(&self, index: u8) -> u8 {
-        let now = DateTime::from_unix((self.clock)());
+        let since = (self.clock)();
+        let now = DateTime::from_unix(since.as_secs());
         match index {
             0x00 => bcd(now.second),
             0x02 => bcd(now.minute),
@@ -71,6 +76,7 @@ impl CmosRtc {
             0x07 => bcd(now.day),
             0x08 => bcd(now.month),
             0x09 => bcd(now.year % 100),
+            0x0a if is_about_to_change(since) => REGISTER_A | UPDATE_IN_PROGRESS,
             0x0a => REGISTER_A,
             0x0b => REGISTER_B,
             0x0d => REGISTER_D,
@@ -98,6 +104,11 @@ impl BusDevice for CmosRtc {
             }
         });
     }
+}
+
+fn is_about_to_change(since: Duration) -> bool {
+    let of_second = Duration::from_nanos(since.subsec_nanos().into());
+    of_second + UPDATE_TIME >= Duration::from_secs(1)
 }
 
 /// A number below 100 in binary-coded decimal.
@@ -172,7 +183,7 @@ mod tests {
     #[test]
     fn the_time_is_given_in_bcd() {
         // 2024-02-29 23:59:58 UTC, a Thursday.
-        let rtc = CmosRtc::with_clock(Box::new(|| 1_709_251_198));
+        let rtc = CmosRtc::with_clock(Box::new(|| Duration::from_secs(1_709_251_198)));
         assert_eq!(read(&rtc, 0x00), 0x58);
         assert_eq!(read(&rtc, 0x02), 0x59);
         assert_eq!(read(&rtc, 0x04), 0x23);
@@ -186,6 +197,20 @@ mod tests {
             REGISTER_D,
             "the NMI bit is no index"
         );
+    }
+
+    #[test]
+    fn a_change_is_announced_while_a_driver_might_read_half_of_it() {
+        let at = |micros| {
+            let rtc = CmosRtc::with_clock(Box::new(move || Duration::from_micros(micros)));
+            read(&rtc, 0x0a)
+        };
+        for micros in [0, 500_000, 999_699] {
+            assert_eq!(at(micros), REGISTER_A, "{micros}");
+        }
+        for micros in [999_700, 999_999] {
+            assert_eq!(at(micros), REGISTER_A | UPDATE_IN_PROGRESS, "{micros}");
+        }
     }
 
     #[test]
@@ -211,7 +236,7 @@ mod tests {
             index: u8,
             now: u64,
         ) {
-            let rtc = CmosRtc::with_clock(Box::new(move || now));
+            let rtc = CmosRtc::with_clock(Box::new(move || Duration::from_nanos(now)));
             rtc.write(0, &[index]);
             rtc.write(offset >> 1, &data);
             rtc.read(offset >> 1, &mut data.clone());

@@ -26,6 +26,20 @@ pub(crate) fn lock_description(file: &File, shared: bool) -> io::Result<()> {
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) })
 }
 
+/// `BLKDISCARD` (linux/fs.h): `_IO(0x12, 119)`.
+const BLKDISCARD: libc::c_ulong = 0x1277;
+
+/// Discards a range of a block device, in bytes.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` when the device cannot, `EINVAL` when the range is not of its sectors.
+pub(crate) fn discard(device: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let range = [offset, bytes];
+    // SAFETY: BLKDISCARD reads two numbers of 64 bits, which outlive the call.
+    check(unsafe { ioctl_with_ref(device, BLKDISCARD, &range) })
+}
+
 /// `struct ifreq` as TUNSETIFF uses it (linux/if.h).
 #[repr(C)]
 #[derive(Debug, Default)]

@@ -13,6 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
 
 use rustix::event::{Timespec, epoll};
+use rustix::net::{RecvFlags, recv};
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
 use super::host_socket::{HostSocket, HostSocketError};
@@ -104,6 +105,7 @@ impl Console {
                 return;
             }
             state.flush();
+            state.look_for_end();
             if !state.client_is_over() {
                 return;
             }
@@ -137,6 +139,11 @@ impl Console {
                 return Ok(false);
             }
             let Some(chain) = ring.next_chain()? else {
+                state.look_for_end();
+                if state.client_is_over() {
+                    // Another may wait for it.
+                    self.attend(state);
+                }
                 return Ok(false);
             };
             let writer = Buffers::of(&chain, memory).map(|buffers| buffers.to_driver);
@@ -168,6 +175,21 @@ impl State {
     /// Whether the client will send nothing more and there is nothing to send to it.
     fn client_is_over(&self) -> bool {
         self.client.as_ref().is_some_and(|c| c.ended && c.gone)
+    }
+
+    /// Notes that a client which has gone left nothing unread. Its input is read only where the guest
+    /// has room for it.
+    fn look_for_end(&mut self) {
+        let Some(client) = self.client.as_mut().filter(|client| client.gone) else {
+            return;
+        };
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match recv(&client.stream, &mut [0], flags) {
+            Ok((0, _)) => client.ended = true,
+            Ok(_) => {}
+            Err(error) if is_later(&io::Error::from(error)) => {}
+            Err(_) => client.ended = true,
+        }
     }
 
     /// Reads the client's input; `None` when there is none now.

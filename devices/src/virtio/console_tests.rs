@@ -290,3 +290,22 @@ proptest! {
         prop_assert!(written.starts_with(&seen));
     }
 }
+
+#[test]
+fn a_client_that_has_gone_makes_room_for_the_next_where_the_guest_reads_nothing() {
+    let bed = Bed::new();
+    let mut client = bed.client();
+    bed.attend();
+    for typed in [b"a", b"b"] {
+        bed.offer_room(1);
+        client.write_all(typed).unwrap();
+        bed.attend();
+        assert_eq!(bed.got(), typed);
+    }
+    drop(client);
+    bed.attend();
+    bed.write(b"for the next");
+    let next = bed.client();
+    bed.attend();
+    assert_eq!(read(&next, 12), b"for the next");
+}

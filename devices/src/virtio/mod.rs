@@ -127,6 +127,9 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
     fn timer(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// The timer has become readable. Called before the queues are served for it.
+    fn timer_expired(&self) {}
 }
 
 /// Serves several chains at once, so that one that waits for a remote page or for the host does not

@@ -100,6 +100,9 @@ impl Bucket {
     }
 }
 
+/// The shortest time of a timer: zero would stop it.
+const AT_ONCE: Duration = Duration::from_nanos(1);
+
 /// The buckets of one direction of a device.
 #[derive(Debug)]
 struct Lane {
@@ -116,7 +119,7 @@ impl Lane {
 #[derive(Debug)]
 struct State {
     lanes: Vec<Lane>,
-    /// When the timer expires, or has expired.
+    /// When the timer expires, or has expired without having been attended to.
     armed: Option<Instant>,
 }
 
@@ -214,12 +217,21 @@ impl RateLimiter {
         };
         self.throttled.fetch_add(1, Ordering::Relaxed);
         let due = now + wait;
-        // All directions are served when it expires, and set it again for what is due later.
-        if state.armed.is_none_or(|armed| armed <= now || armed > due) {
-            state.armed = Some(due);
-            self.arm(wait);
+        match state.armed {
+            // Setting it for later would lose that, and with it the turn of another direction.
+            Some(armed) if armed <= now => self.arm(AT_ONCE),
+            Some(armed) if armed <= due => {}
+            _ => {
+                state.armed = Some(due);
+                self.arm(wait);
+            }
         }
         false
+    }
+
+    /// The timer has expired: all directions are served now, and set it again for what is due later.
+    pub(super) fn has_expired(&self) {
+        lock(&self.state).armed = None;
     }
 
     /// Takes a request that has begun, with this many bytes.

@@ -143,7 +143,32 @@ fn directions_are_limited_by_themselves_and_share_a_timer_that_expires_first() {
     assert!(armed_in(&limiter) <= near);
     // After it has expired it is set again, for what is still due.
     clock.advance(Duration::from_secs(2));
+    limiter.has_expired();
     assert!(limiter.may_begin(1) && !limiter.may_begin(0));
+    assert!(armed_in(&limiter) > Duration::from_secs(3));
+}
+
+#[test]
+fn what_is_due_in_one_direction_is_not_delayed_by_the_other() {
+    let clock = TestClock::new();
+    let limiter = clock.limiter(operations(1), 2);
+    limiter.take(0, 1, 0);
+    assert!(!limiter.may_begin(0));
+    limiter.take(1, 8, 0);
+    // The first is due, and the thread, which serves the second, has not seen it yet.
+    clock.advance(Duration::from_secs(2));
+    assert!(!limiter.may_begin(1));
+    let mut expiry = [rustix::event::PollFd::from_borrowed_fd(
+        limiter.timer(),
+        rustix::event::PollFlags::IN,
+    )];
+    let soon = rustix::event::Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    assert_eq!(rustix::event::poll(&mut expiry, Some(&soon)), Ok(1));
+    limiter.has_expired();
+    assert!(!limiter.may_begin(1));
     assert!(armed_in(&limiter) > Duration::from_secs(3));
 }
 

@@ -28,6 +28,9 @@ impl QueueServer {
     /// Serves what the events are about, in turns while `keep_serving`, and at least one turn.
     /// Notifies queues that may have more.
     pub fn process_while(&self, events: &Events, keep_serving: &dyn Fn() -> bool) {
+        if events.data() == DEVICE_TIMER {
+            self.transport.device().timer_expired();
+        }
         if [DEVICE_EVENTS, DEVICE_TIMER].contains(&events.data()) {
             for queue in 0..self.transport.notifiers().len() {
                 self.transport.serve_while(queue, keep_serving);

@@ -33,7 +33,7 @@ fn every_wrong_command_line_gets_one_line() {
         ),
         (
             "run --disk a.img,rw",
-            "invalid value 'a.img,rw' for '--disk <DISK>': `rw` is not an option of a disk; write path=FILE[,readonly], FILE without a comma, and then any of bytes-per-second=SIZE, operations-per-second=N, burst-bytes=SIZE, burst-operations=N; see `ssi-hv run --help`",
+            "invalid value 'a.img,rw' for '--disk <DISK>': `rw` is not an option of a disk; write path=FILE[,readonly][,raw], FILE without a comma, and then any of bytes-per-second=SIZE, operations-per-second=N, burst-bytes=SIZE, burst-operations=N; see `ssi-hv run --help`",
         ),
         (
             "node --memory 1G",

@@ -1,4 +1,4 @@
-//! A disk in textual form: `path=FILE[,readonly]`, and its rate limits.
+//! A disk in textual form: `path=FILE[,readonly][,raw]`, and its rate limits.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,6 +14,8 @@ pub struct DiskArg {
     pub path: PathBuf,
     /// Whether the guest can only read it.
     pub read_only: bool,
+    /// Whether it is raw even if it begins like an image in another format.
+    pub raw: bool,
     /// How much it does per second.
     pub rate: RateArg,
 }
@@ -22,14 +24,14 @@ pub struct DiskArg {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseDiskError {
     /// It names no file.
-    #[error("`{text}` names no file; write path=FILE[,readonly]")]
+    #[error("`{text}` names no file; write path=FILE[,readonly][,raw]")]
     NoPath {
         /// What was given.
         text: String,
     },
     /// An unknown option follows the file.
     #[error(
-        "`{option}` is not an option of a disk; write path=FILE[,readonly], FILE without a comma, and then \
+        "`{option}` is not an option of a disk; write path=FILE[,readonly][,raw], FILE without a comma, and then \
          any of {}",
         rate::OPTIONS
     )]
@@ -53,23 +55,27 @@ impl FromStr for DiskArg {
         if path.is_empty() {
             return Err(ParseDiskError::NoPath { text: text.into() });
         }
-        let mut read_only = false;
+        let (mut read_only, mut raw) = (false, false);
         let mut rate = RateArg::default();
         for option in parts {
             if rate.read(option)? {
                 continue;
             }
-            if option != "readonly" {
-                return Err(ParseDiskError::Option {
-                    option: option.into(),
-                });
+            match option {
+                "readonly" => read_only = true,
+                "raw" => raw = true,
+                _ => {
+                    return Err(ParseDiskError::Option {
+                        option: option.into(),
+                    });
+                }
             }
-            read_only = true;
         }
         rate.check()?;
         Ok(Self {
             path: path.into(),
             read_only,
+            raw,
             rate,
         })
     }
@@ -78,7 +84,13 @@ impl FromStr for DiskArg {
 impl fmt::Display for DiskArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let read_only = if self.read_only { ",readonly" } else { "" };
-        write!(f, "path={}{read_only}{}", self.path.display(), self.rate)
+        let raw = if self.raw { ",raw" } else { "" };
+        write!(
+            f,
+            "path={}{read_only}{raw}{}",
+            self.path.display(),
+            self.rate
+        )
     }
 }
 
@@ -120,8 +132,12 @@ mod tests {
         }
 
         #[test]
-        fn what_is_printed_is_read_as_the_same_disk(path in "[^,]{1,20}", read_only: bool) {
-            let disk = DiskArg { path: path.into(), read_only, rate: RateArg::default() };
+        fn what_is_printed_is_read_as_the_same_disk(
+            path in "[^,]{1,20}",
+            read_only: bool,
+            raw: bool,
+        ) {
+            let disk = DiskArg { path: path.into(), read_only, raw, rate: RateArg::default() };
             prop_assert_eq!(disk.to_string().parse(), Ok(disk));
         }
     }

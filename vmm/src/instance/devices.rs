@@ -57,6 +57,9 @@ impl HostDevices {
         let mut limiters = Vec::new();
         for (number, given) in config.disks.iter().enumerate() {
             let disk = Disk::open(&given.path, given.read_only)?;
+            if !given.raw {
+                disk.check_is_raw()?;
+            }
             let mut disk = Block::new(number, disk);
             if let Some(limiter) = limiter(&disk, given.rate, 1)? {
                 limiters.push(Arc::clone(&limiter));

@@ -52,8 +52,8 @@ pub enum DiskError {
     },
     /// It is an image in another format.
     #[error(
-        "the disk {0} is an image in QEMU's format, not a raw image; convert it with `qemu-img \
-         convert -O raw {0} {0}.raw`",
+        "the disk {0} begins like an image in QEMU's format; add `,raw` if a guest has written that to \
+         its raw image, or convert it, if you trust whoever made it",
         path.display()
     )]
     NotRaw {
@@ -110,6 +110,7 @@ pub struct Disk {
     path: PathBuf,
     bytes: u64,
     read_only: bool,
+    is_device: bool,
     /// Whether it is a regular file, which may be truncated while the guest runs; a block device
     /// reports that itself.
     may_shrink: bool,
@@ -184,20 +185,34 @@ impl Disk {
                 bytes,
             });
         }
-        let mut start = [0; QCOW_MAGIC.len()];
-        file.read_exact_at(&mut start, 0).map_err(size)?;
-        if start == QCOW_MAGIC {
-            return Err(DiskError::NotRaw { path: path.into() });
-        }
         Ok(Self {
             file,
             path: path.into(),
             bytes,
             read_only,
+            is_device: kind.is_block_device(),
             may_shrink: kind.is_file(),
             at_work: AtomicUsize::new(0),
             failed: Mutex::default(),
         })
+    }
+
+    /// Refuses an image in another format. A guest can write the same to a raw one.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError::NotRaw`], and [`DiskError::Size`] if it cannot be read.
+    pub fn check_is_raw(&self) -> Result<(), DiskError> {
+        let path = || self.path.clone();
+        let mut start = [0; QCOW_MAGIC.len()];
+        self.read(&mut start, 0).map_err(|source| DiskError::Size {
+            path: path(),
+            source,
+        })?;
+        if start == QCOW_MAGIC {
+            return Err(DiskError::NotRaw { path: path() });
+        }
+        Ok(())
     }
 
     /// Creates a disk of an open file of any kind.
@@ -208,6 +223,7 @@ impl Disk {
             path: "a file of a test".into(),
             bytes,
             read_only: false,
+            is_device: false,
             may_shrink: false,
             at_work: AtomicUsize::new(0),
             failed: Mutex::default(),
@@ -286,6 +302,13 @@ impl Disk {
 
     /// Deallocates the range, where that is possible.
     pub(super) fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        if self.is_device {
+            // `fallocate` asks a device for zeroes, which thin volumes refuse and others write.
+            return match sys::discard(&self.work(), offset, bytes) {
+                Err(error) if is_unsupported(&error) => Ok(()),
+                discarded => discarded,
+            };
+        }
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.fallocate(mode, offset, bytes).map(drop)
     }
@@ -318,11 +341,21 @@ impl Disk {
             match rustix::fs::fallocate(&*file, mode, offset, bytes) {
                 Ok(()) => return Ok(true),
                 Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => return Ok(false),
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    let error = io::Error::from(error);
+                    return is_unsupported(&error).then_some(false).ok_or(error);
+                }
             }
         }
     }
+}
+
+/// Whether the host cannot do something at all, or for this range.
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+    )
 }
 
 /// The file of a disk, which counts as busy until this is dropped.

@@ -41,7 +41,14 @@ fn what_is_no_disk_is_refused_with_its_remedy() {
     assert!(text.contains("1025 bytes") && text.contains("truncate -s %512"));
     let mut qcow = image(4096);
     qcow.write_all(&QCOW_MAGIC).unwrap();
-    assert!(refused(qcow.path(), true).contains("qemu-img convert"));
+    let disk = Disk::open(qcow.path(), true).unwrap();
+    let text = disk.check_is_raw().unwrap_err().to_string();
+    assert!(text.contains("add `,raw`"), "{text}");
+    let raw = image(4096);
+    Disk::open(raw.path(), true)
+        .unwrap()
+        .check_is_raw()
+        .unwrap();
 }
 
 #[test]

@@ -192,6 +192,12 @@ impl VirtioDevice for Block {
     fn timer(&self) -> Option<BorrowedFd<'_>> {
         self.limiter.as_ref().map(|limiter| limiter.timer())
     }
+
+    fn timer_expired(&self) {
+        if let Some(limiter) = &self.limiter {
+            limiter.has_expired();
+        }
+    }
 }
 
 impl CarriesOut for Block {

@@ -141,11 +141,12 @@ impl Block {
             }
             VIRTIO_BLK_T_DISCARD => {
                 self.check_writable()?;
-                for range in self.ranges(from_driver, DISCARD_SECTORS_MAX)? {
-                    if range.unmap {
-                        // A flag that discards do not support.
-                        return Err(Refusal::Unsupported);
-                    }
+                let ranges = self.ranges(from_driver, DISCARD_SECTORS_MAX)?;
+                if ranges.iter().any(|range| range.unmap) {
+                    // A flag that discards do not support.
+                    return Err(Refusal::Unsupported);
+                }
+                for range in ranges {
                     self.disk
                         .discard(range.offset, range.bytes)
                         .map_err(host("discard"))?;

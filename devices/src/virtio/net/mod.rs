@@ -346,6 +346,12 @@ impl VirtioDevice for Net {
     fn timer(&self) -> Option<BorrowedFd<'_>> {
         self.limiter.as_ref().map(|limiter| limiter.timer())
     }
+
+    fn timer_expired(&self) {
+        if let Some(limiter) = &self.limiter {
+            limiter.has_expired();
+        }
+    }
 }
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -39,8 +39,12 @@ struct Bed {
 
 impl Bed {
     fn new(read_only: bool) -> Self {
+        Self::of(DISK_BYTES, read_only)
+    }
+
+    fn of(bytes: u64, read_only: bool) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(DISK_BYTES).unwrap();
+        file.as_file().set_len(bytes).unwrap();
         let disk = Disk::open(file.path(), read_only).unwrap();
         let driver = Driver::of(Block::new(3, disk));
         driver.start(driver.offered());
@@ -207,7 +211,7 @@ fn requests_beyond_the_disk_or_not_of_sectors_are_refused() {
             assert_eq!(status, IO_ERROR, "{kind} {sector} {bytes}");
         }
     }
-    // More than the configuration allows, although each part is valid, and beyond the disk.
+    // Beyond the disk, although each part is valid.
     let parts = [(DATA, 64 << 10, false); 100];
     assert_eq!(bed.request(OUT, 0, &parts), IO_ERROR);
     assert!(
@@ -217,6 +221,19 @@ fn requests_beyond_the_disk_or_not_of_sectors_are_refused() {
             .all(|b| *b == 0)
     );
     assert_eq!(bed.request(IN, SECTORS, &[]), OK, "nothing, at the end");
+}
+
+#[test]
+fn a_request_has_no_more_bytes_than_all_its_parts_may_have() {
+    const MOST: u32 = 126 * (64 << 10);
+    let bed = Bed::of(2 * u64::from(MOST), false);
+    bed.put(DATA, &vec![1; MOST as usize + 512]);
+    let refused = bed.request(OUT, 0, &[(DATA, MOST + 512, false)]);
+    assert_eq!(refused, IO_ERROR);
+    let image = || std::fs::read(bed.file.path()).unwrap();
+    assert!(image().iter().all(|byte| *byte == 0));
+    assert_eq!(bed.request(OUT, 0, &[(DATA, MOST, false)]), OK);
+    assert!(image()[..MOST as usize].iter().all(|byte| *byte == 1));
 }
 
 #[test]
