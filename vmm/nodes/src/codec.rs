@@ -384,9 +384,9 @@ fn event(code: u8, value: u8) -> Option<Event> {
         trigger,
     };
     Some(match (code, value) {
-        // Lower vectors are those of exceptions.
-        (EDGE, 16..) => interrupt(Trigger::Edge),
-        (LEVEL, 16..) => interrupt(Trigger::Level),
+        // Also vectors of exceptions, which an I/O APIC sends and a local APIC refuses.
+        (EDGE, _) => interrupt(Trigger::Edge),
+        (LEVEL, _) => interrupt(Trigger::Level),
         (NMI, 0) => Event::Nmi,
         (INIT, 0) => Event::Init,
         (STARTUP, page) => Event::Startup { page },

@@ -261,6 +261,31 @@ impl From<LinkError> for StartError {
     }
 }
 
+/// An access of a node to a device, which may panic.
+struct AtWork<'a> {
+    shared: &'a Shared,
+    of: NodeNumber,
+}
+
+impl<'a> AtWork<'a> {
+    fn begin(shared: &'a Shared, of: NodeNumber) -> Self {
+        shared.control.device_thread_starts();
+        Self { shared, of }
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        let control = &self.shared.control;
+        if thread::panicking() {
+            // The vCPU would wait for its answer for ever.
+            let device = format!("that a vCPU of node {} has accessed", self.of);
+            control.end(Err(MachineError::DevicePanicked { device }));
+        }
+        control.device_thread_ended();
+    }
+}
+
 /// Carries out the accesses of a node to devices, in order. A device may wait, for a reader of the
 /// console or a disk, and interrupts must not wait with it.
 fn carry_out(link: &Link, accesses: &Accesses<(u32, Access)>, shared: &Shared) {
@@ -270,7 +295,7 @@ fn carry_out(link: &Link, accesses: &Accesses<(u32, Access)>, shared: &Shared) {
             continue;
         }
         // The end of the run waits for it, within limits.
-        shared.control.device_thread_starts();
+        let at_work = AtWork::begin(shared, link.peer());
         let bus = match access.space {
             Space::Ports => &shared.ports,
             Space::Memory => &shared.mmio,
@@ -282,7 +307,7 @@ fn carry_out(link: &Link, accesses: &Accesses<(u32, Access)>, shared: &Shared) {
         } else {
             bus.read(access.address, bytes);
         }
-        shared.control.device_thread_ended();
+        drop(at_work);
         // A guest that has switched itself off does not run on: its vCPU gets no answer.
         match shared.events.get() {
             Some(event) => shared.control.end(Ok(event.into())),

@@ -211,8 +211,13 @@ impl Built {
             memory::check_hotplug_bits(size, start.hotplug_bytes, bits)?;
         }
         let supported: Vec<_> = start.cpuid.iter().map(from_entry).collect();
-        let emulated = start.emulated || is_emulated();
-        if let Some((leaf, missing)) = lacks(here.as_slice(), &supported, emulated) {
+        if is_emulated() && !start.emulated {
+            let reason = "this host's CPUs are emulated, and show a guest no XSAVE; the primary's do";
+            return Err(MachineError::Nodes {
+                reason: reason.to_owned(),
+            });
+        }
+        if let Some((leaf, missing)) = lacks(here.as_slice(), &supported, start.emulated) {
             let reason = format!(
                 "this host's CPU lacks features {missing:x?} of CPUID leaf {leaf:#x} of the primary's"
             );
@@ -244,7 +249,7 @@ impl Built {
                 supported,
                 cpus,
                 packages: Packages::with_id_bits(cpus, start.package_id_bits),
-                emulated,
+                emulated: start.emulated,
                 nodes: Some(Arc::clone(&nodes)),
                 halts_in_guest: false,
                 machine_check: None,
@@ -347,9 +352,10 @@ impl Built {
         periodic.report_at_end();
         primary.send(&Message::Ended);
         // The primary ends the connection when nobody needs this node's memory any more.
-        let of_primary = threads.remove(0);
+        let of_primary = threads.first();
+        let is_open = || of_primary.is_some_and(|thread| !thread.is_finished());
         let until = Instant::now() + CLOSE_TIME_MAX;
-        while !of_primary.is_finished() && Instant::now() < until {
+        while is_open() && Instant::now() < until {
             match commands.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 // All senders are gone when the receiving thread is.
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
@@ -359,7 +365,7 @@ impl Built {
         for link in &links {
             link.close();
         }
-        for thread in threads.into_iter().chain([of_primary]) {
+        for thread in threads {
             let _ = thread.join();
         }
         let end = shared.control.take_end();

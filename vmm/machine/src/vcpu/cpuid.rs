@@ -16,6 +16,8 @@ const ECX_HYPERVISOR: u32 = 1 << 31;
 const ECX_VMX: u32 = 1 << 5;
 /// Leaf 0x8000_0001, ECX: SVM.
 const ECX_SVM: u32 = 1 << 2;
+/// Leaf 0x8000_0001, ECX: performance counters of the core, the northbridge and the last-level cache.
+const ECX_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
 /// Leaf 0x4000_0001, EAX: asynchronous page faults, also in user mode of nested guests, and by
 /// interrupt: KVM_FEATURE_ASYNC_PF, _ASYNC_PF_VMEXIT, _ASYNC_PF_INT.
 const EAX_ASYNC_PAGE_FAULT: u32 = 1 << 4 | 1 << 10 | 1 << 14;
@@ -140,6 +142,19 @@ pub(crate) fn hide_one_kvm(entries: &mut [kvm_cpuid_entry2]) {
     }
 }
 
+/// Hides what no guest is shown of the host's CPU: virtualization in it, and performance counters, which
+/// would count the host's events as well. So are bits that a guest is shown whatever the host has.
+pub(crate) fn hide_from_guests(entry: &mut kvm_cpuid_entry2) {
+    match entry.function {
+        0x1 => entry.ecx &= !(ECX_VMX | ECX_HYPERVISOR | ECX_TSC_DEADLINE),
+        0x8000_0001 => entry.ecx &= !(ECX_SVM | ECX_COUNTERS),
+        0xa | 0x8000_000a | 0x8000_0022 => {
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
+        }
+        _ => {}
+    }
+}
+
 /// Leaf 0x8000_0007, EBX: an overflow of a machine check's registers can be recovered from, and so
 /// can an uncorrected error that software contains (MCA overflow recovery, SUCCOR).
 const EBX_RECOVERY: u32 = 1 << 0 | 1 << 1;
@@ -181,11 +196,11 @@ pub(crate) fn for_cpu(
         .filter(|entry| !matches!(entry.function, 0xb | 0x1f))
         .collect();
     for entry in &mut entries {
+        hide_from_guests(entry);
         match entry.function {
             0x1 => {
                 entry.ebx = (entry.ebx & EBX_CLFLUSH) | (ids << 16) | (id << 24);
                 entry.ecx |= ECX_HYPERVISOR;
-                entry.ecx &= !ECX_VMX;
                 set(&mut entry.ecx, ECX_TSC_DEADLINE, tsc_deadline);
                 set(&mut entry.edx, EDX_HTT, cores > 1);
             }
@@ -203,15 +218,7 @@ pub(crate) fn for_cpu(
             // process whose donor is lost could not exit. They also cost two interrupts per fault,
             // more than a fetch over a fast network takes.
             0x4000_0001 => entry.eax &= !EAX_ASYNC_PAGE_FAULT,
-            // No performance counters: they would count the host's events as well.
-            0xa => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
-            0x8000_0001 => {
-                entry.ecx &= !ECX_SVM;
-                if is_amd(supported) {
-                    set(&mut entry.ecx, ECX_CMP_LEGACY, cores > 1);
-                }
-            }
-            0x8000_000a => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+            0x8000_0001 if is_amd(supported) => set(&mut entry.ecx, ECX_CMP_LEGACY, cores > 1),
             0x8000_0008 if is_amd(supported) => {
                 entry.ecx = (entry.ecx & !0xf0ff) | (cores - 1) | (id_bits << 12);
             }

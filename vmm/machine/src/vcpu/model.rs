@@ -155,6 +155,7 @@ pub(crate) fn lacks(
     primary.iter().filter(shown).find_map(|due| {
         let mut due = *due;
         cpuid::hide_one_kvm(std::slice::from_mut(&mut due));
+        cpuid::hide_from_guests(&mut due);
         let wanted = features(&due)?;
         let same = |one: &&kvm_cpuid_entry2| (one.function, one.index) == (due.function, due.index);
         let there = here
@@ -211,6 +212,14 @@ mod tests {
             (0x8000_0021, 0, [1 << 2, 0, 0, 0], false),
             (0x7, 0, [0, 1 << 1, 1 << 7, 1 << 20], false),
             (0x2, 0, [1, 1, 1, 1], false),
+            // VMX, the deadline of the timer, a hypervisor; SVM, performance counters.
+            (0x1, 0, [0, 0, 1 << 5 | 1 << 24 | 1 << 31, 0], false),
+            (
+                0x8000_0001,
+                0,
+                [0, 0, 1 << 2 | 1 << 23 | 1 << 24 | 1 << 28, 0],
+                false,
+            ),
         ] {
             let found = lacks(&[], &[entry(function, index, bits)]);
             let expected = missing.then_some((function, bits));

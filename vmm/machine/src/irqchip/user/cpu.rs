@@ -26,9 +26,9 @@ use crate::lifecycle::kick::KickRegistration;
 const BASE_BSP: u64 = 1 << 8;
 const BASE_ENABLED: u64 = 1 << 11;
 
-/// Limit of attempts to finish an exit before INIT. An access that crosses pages needs two. A
-/// repeated instruction may need more and is abandoned: INIT interrupts it anyway.
-const FINISHES_MAX: u32 = 4;
+/// Limit of attempts to finish an exit before INIT. An access that crosses pages needs two, and a
+/// repeated instruction one for each element until KVM looks for interrupts again, after 1024.
+const FINISHES_MAX: u32 = 4096;
 
 /// The activity state of a vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,6 +160,8 @@ impl UserCpu {
         self.activity = state.activity;
         self.at_exit = state.at_exit;
         self.brought = (state.posted != Posted::default()).then_some(state.posted);
+        // What its handler took while it was elsewhere is not known here.
+        self.pace = self.pace.take().map(|_| Pace::default());
         self.published = self.apic.routing();
         self.chip.publish(self.index, self.published);
         Ok(())
