@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod compute;
 pub mod config;
+pub mod core_dumps;
 pub mod credentials;
 pub mod doctor;
 mod exec;

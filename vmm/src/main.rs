@@ -8,7 +8,7 @@ use std::process;
 
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging::LogLevel;
-use ssi_hv::{compute, instance, logging, open_files, progress, stderr};
+use ssi_hv::{compute, core_dumps, instance, logging, open_files, progress, stderr};
 
 use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
@@ -85,6 +85,12 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     }
     if bench || matches!(invocation.action, Action::Run(_) | Action::Node(_)) {
         open_files::raise_limit();
+    }
+    if matches!(
+        invocation.action,
+        Action::Run(_) | Action::Node(_) | Action::NodeVm
+    ) {
+        core_dumps::forbid();
     }
     match invocation.action {
         Action::Run(settings) => instance::run(&settings),

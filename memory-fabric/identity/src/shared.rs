@@ -205,14 +205,13 @@ impl SharedCredentials {
         let Some(directory) = &self.directory else {
             return;
         };
+        // Until the end, so that no other thread puts what it has read later into use earlier.
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = Stamps::of(&path_now(directory));
-        {
-            let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-            if *read == found {
-                return;
-            }
-            *read = found;
+        if *read == found {
+            return;
         }
+        *read = found;
         let directory = directory.display();
         match self.reload() {
             Ok(_) => tracing::info!("{directory} has changed, and is in use"),

@@ -6,7 +6,7 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
 use crate::NAME;
 use crate::certificate::fingerprint_of;
@@ -70,10 +70,11 @@ impl<V: ?Sized> Confirming<V> {
         let confirmed = verify(&self.first)?;
         match &self.all {
             Some(all) if !intermediates.is_empty() => match verify(all) {
-                Err(revoked @ Error::InvalidCertificate(CertificateError::Revoked)) => Err(revoked),
-                // Everything else was confirmed. A list that cannot be used says nothing, such as that
-                // of an authority with the same name and another key.
-                _ => Ok(confirmed),
+                // A list that cannot be used says nothing, such as that of an authority with the same
+                // name and another key.
+                Ok(_) | Err(Error::InvalidCertRevocationList(_)) => Ok(confirmed),
+                // Also where another reason is given: certificates that belong to no chain give one.
+                Err(error) => Err(error),
             },
             _ => Ok(confirmed),
         }

@@ -317,21 +317,23 @@ impl Authority {
         self.revoke_all(|entry| entry.serial == *serial)
     }
 
-    /// Revokes all valid certificates of a holder, and returns their numbers. If all were revoked
-    /// before, the list is written again, and their numbers are returned.
+    /// Revokes all certificates of a holder, and returns their numbers: also those that have expired,
+    /// for which another could be made. If all were revoked before, the list is written again, and
+    /// their numbers are returned.
     ///
     /// # Errors
     /// Fails when there is none, or a file cannot be written.
     pub fn revoke_holder(&mut self, holder: &Holder) -> Result<Vec<Serial>, PkiError> {
-        let of = |wanted: State| -> Vec<Serial> {
+        let of = |wanted: &[State]| -> Vec<Serial> {
             let all = self.entries();
-            let found = all.filter(|(entry, state)| entry.holder == *holder && *state == wanted);
+            let found =
+                all.filter(|(entry, state)| entry.holder == *holder && wanted.contains(state));
             found.map(|(entry, _)| entry.serial.clone()).collect()
         };
-        let mut serials = of(State::Valid);
+        let mut serials = of(&[State::Valid, State::Expired]);
         if serials.is_empty() {
             // The command before may have ended between the ledger and the list.
-            serials = of(State::Revoked);
+            serials = of(&[State::Revoked]);
         }
         if serials.is_empty() {
             return Err(PkiError::NothingValid(holder.clone()));

@@ -243,7 +243,7 @@ struct Signing {
 }
 
 impl Signing {
-    fn new(name: &str, root: Option<&Self>) -> Self {
+    fn parameters_of(name: &str) -> CertificateParams {
         let serial = u64::try_from(name.len()).unwrap();
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name = DistinguishedName::new();
@@ -251,6 +251,11 @@ impl Signing {
         parameters.serial_number = Some(SerialNumber::from(serial));
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        parameters
+    }
+
+    fn new(name: &str, root: Option<&Self>) -> Self {
+        let parameters = Self::parameters_of(name);
         let key = KeyPair::generate().unwrap();
         let certificate = match root {
             Some(root) => parameters.signed_by(&key, &root.issuer),
@@ -375,4 +380,19 @@ fn a_revoked_authority_between_is_refused_by_who_has_the_list_of_the_root() {
     let error = confirms(&node, &between).expect_err("revoked");
     assert!(error.contains("Revoked"), "{error}");
     confirms(&node, &other).unwrap();
+    // A certificate that belongs to no chain, beside those that do.
+    let mut useless = Signing::parameters_of("between");
+    useless.not_after = OffsetDateTime::UNIX_EPOCH + Duration::from_secs(1 << 30);
+    let key = KeyPair::generate().unwrap();
+    let useless = useless.self_signed(&key).unwrap();
+    let [first, signer] = between.chain("vm/web");
+    let useless = useless.der().clone();
+    for chain in [
+        [first.clone(), signer.clone(), useless.clone()],
+        [first, useless.clone(), signer],
+    ] {
+        node.confirm(&chain).expect_err("revoked");
+    }
+    let [first, signer] = other.chain("vm/web");
+    node.confirm(&[first, signer, useless]).unwrap();
 }

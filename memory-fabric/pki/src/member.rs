@@ -1,6 +1,6 @@
 //! What members of a cluster have: keys, requests and certificates, as files in a directory.
 
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,8 @@ use rcgen::{
     CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose, SanType,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 
 use crate::PkiError;
 use crate::ledger::Entry;
@@ -138,14 +140,42 @@ pub(crate) struct Issued {
 
 impl Issued {
     /// Writes the files into a directory, and returns what the authority remembers of the certificate.
+    /// A member that trusts other authorities as well continues to do so.
     pub(crate) fn write(self, path: &Path) -> Result<Entry, PkiError> {
+        let (authorities, revoked) = self.beside_others(path);
         for (name, content) in [
-            (AUTHORITIES_FILE, &self.authority),
-            (REVOKED_FILE, &self.revoked),
+            (AUTHORITIES_FILE, &authorities),
+            (REVOKED_FILE, &revoked),
             (CERTIFICATE_FILE, &self.certificate),
         ] {
             files::write(&path.join(name), content.as_bytes(), Readers::All)?;
         }
         Ok(self.entry)
     }
+
+    /// Returns the authorities and the lists of a member with these files.
+    fn beside_others(&self, path: &Path) -> (String, String) {
+        let there = |name| fs::read_to_string(path.join(name)).unwrap_or_default();
+        let (authorities, mut revoked) = (there(AUTHORITIES_FILE), there(REVOKED_FILE));
+        if !has_others(&authorities, &self.authority) {
+            return (self.authority.clone(), self.revoked.clone());
+        }
+        // The newest list of an authority counts.
+        if !revoked.contains(self.revoked.trim()) {
+            if !revoked.is_empty() && !revoked.ends_with('\n') {
+                revoked.push('\n');
+            }
+            revoked.push_str(&self.revoked);
+        }
+        (authorities, revoked)
+    }
+}
+
+/// Whether a list of authorities has this one and others.
+fn has_others(authorities: &str, own: &str) -> bool {
+    let Ok(own) = CertificateDer::from_pem_slice(own.as_bytes()) else {
+        return false;
+    };
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(authorities.as_bytes()).collect();
+    all.is_ok_and(|all| all.len() > 1 && all.contains(&own))
 }

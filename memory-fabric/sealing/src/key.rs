@@ -72,7 +72,10 @@ pub struct Seal {
 /// A key, whose bytes are overwritten when it is dropped.
 ///
 /// Copies of them that the compiler left on the stack of the thread that expanded the key are not.
-struct PageKey(Box<MaybeUninit<LessSafeKey>>);
+struct PageKey(Box<Expanded>);
+
+/// The expanded key, where it is overwritten.
+struct Expanded(MaybeUninit<LessSafeKey>);
 
 // Overwriting the bytes is all that has to be done at the end.
 const _: () = assert!(!std::mem::needs_drop::<LessSafeKey>());
@@ -84,16 +87,17 @@ impl PageKey {
             .fill(&mut *bytes)
             .map_err(|_| KeyError::NoRandomNumbers)?;
         let key = UnboundKey::new(&AES_256_GCM, &*bytes).expect("32 bytes");
-        Ok(Self(Box::new(MaybeUninit::new(LessSafeKey::new(key)))))
+        let key = Expanded(MaybeUninit::new(LessSafeKey::new(key)));
+        Ok(Self(Box::new(key)))
     }
 
     fn get(&self) -> &LessSafeKey {
         // SAFETY: initialized by `random`, the only constructor, and overwritten only by `drop`.
-        unsafe { self.0.assume_init_ref() }
+        unsafe { self.0.0.assume_init_ref() }
     }
 }
 
-impl Drop for PageKey {
+impl Drop for Expanded {
     fn drop(&mut self) {
         self.0.zeroize();
     }
@@ -192,6 +196,7 @@ fn nonce(number: u64) -> Nonce {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::mem::ManuallyDrop;
 
     const PLACE: Place = Place {
         node: 2,
@@ -294,19 +299,21 @@ mod tests {
 
     #[test]
     fn a_dropped_key_leaves_no_byte_of_it() {
-        let mut key = PageKey::random().expect("a key");
-        let bytes = |key: &PageKey| {
+        let PageKey(key) = PageKey::random().expect("a key");
+        let mut key = ManuallyDrop::new(*key);
+        let bytes = |key: &Expanded| {
             let first = key.0.as_ptr().cast::<MaybeUninit<u8>>();
-            // SAFETY: the box has so many bytes. Those that are read belong to the expanded key or
-            // were written by `zeroize`; padding is counted below but decides nothing.
+            // SAFETY: it has so many bytes, which are there after its drop too. Those that are read
+            // belong to the expanded key or were written by `zeroize`; padding is counted below but
+            // decides nothing.
             let bytes = unsafe { std::slice::from_raw_parts(first, size_of::<LessSafeKey>()) };
             // SAFETY: as above.
             let set = |byte: &&MaybeUninit<u8>| unsafe { byte.assume_init() } != 0;
             bytes.iter().filter(set).count()
         };
         assert!(bytes(&key) > 200, "an expanded key of AES-256");
-        // What `drop` does.
-        key.0.zeroize();
+        // SAFETY: nothing of it is used after that but its bytes.
+        unsafe { ManuallyDrop::drop(&mut key) };
         assert_eq!(bytes(&key), 0);
     }
 

@@ -112,10 +112,7 @@ impl Device {
             return Err(RdmaError::NoDevice);
         }
         let devices = Self::open_all()?;
-        let mut ports = Vec::new();
-        for device in &devices {
-            ports.extend(device.ports()?);
-        }
+        let ports = of_those_that_answer(devices.iter().map(|device| device.ports()))?;
         let mut route = Route::choose(&ports, settings, local)?;
         let device = devices.into_iter().find(|found| found.name == route.device);
         let device = device.ok_or(RdmaError::NoDevice)?;
@@ -403,11 +400,25 @@ impl Drop for Device {
 ///
 /// Fails when the library is missing, or a device cannot be queried.
 pub fn summaries() -> Result<Vec<PortSummary>, RdmaError> {
-    let mut ports = Vec::new();
-    for device in Device::open_all()? {
-        ports.extend(device.ports()?);
+    let devices = Device::open_all()?;
+    of_those_that_answer(devices.iter().map(|device| device.ports()))
+}
+
+/// Returns the ports of all devices. One that is being reset or removed must not hide the others.
+fn of_those_that_answer(
+    devices: impl Iterator<Item = Result<Vec<PortSummary>, RdmaError>>,
+) -> Result<Vec<PortSummary>, RdmaError> {
+    let (mut ports, mut error) = (Vec::new(), None);
+    for device in devices {
+        match device {
+            Ok(of_device) => ports.extend(of_device),
+            Err(silent) => error = Some(silent),
+        }
     }
-    Ok(ports)
+    match error {
+        Some(error) if ports.is_empty() => Err(error),
+        _ => Ok(ports),
+    }
 }
 
 /// The devices of this host, without opening them.

@@ -131,8 +131,23 @@ fn a_host_without_devices_or_library_gives_an_error_and_does_not_end_the_process
         "127.0.0.1".parse().expect("an address"),
     ) {
         Ok((device, route)) => assert_eq!(device.name(), route.device),
-        Err(error) => assert!(!error.to_string().is_empty()),
+        Err(RdmaError::NoLibrary | RdmaError::NoDevice | RdmaError::NoRoute { .. }) => {}
+        Err(error) => panic!("{error}"),
     }
+}
+
+#[test]
+fn a_device_that_does_not_answer_hides_no_other() {
+    let silent = || Err(RdmaError::NoDevice);
+    let there = || Ok(vec![roce("mlx5_0", "10.77.0.1")]);
+    let ports = of_those_that_answer([silent(), there(), silent()].into_iter());
+    assert_eq!(ports.expect("a port").len(), 1);
+    of_those_that_answer([silent()].into_iter()).expect_err("no port");
+    assert!(
+        of_those_that_answer([].into_iter())
+            .expect("none")
+            .is_empty()
+    );
 }
 
 fn set(ports: &[PortSummary], settings: &Settings) -> Result<Route, String> {

@@ -242,7 +242,6 @@ fn limit(span: u64) -> io::Result<()> {
         };
         setrlimit(resource, limit)
     };
-    at_most(Resource::Core, 0)?;
     at_most(Resource::Nofile, OPEN_FILES_MAX)?;
     at_most(Resource::As, 2 * span + ADDRESS_SPACE_MORE)?;
     rustix::thread::set_no_new_privs(true)?;

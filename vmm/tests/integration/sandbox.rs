@@ -36,6 +36,14 @@ fn all_threads_of_a_vm_are_restricted_unless_that_is_turned_off() {
     assert!(all_are(&restricted, "Seccomp", "2"));
     assert!(all_are(&restricted, "NoNewPrivs", "1"));
     let free = vm(&place, &["--sandbox", "off"]);
+    for vm in [&restricted, &free] {
+        let limits = fs::read_to_string(format!("/proc/{}/limits", vm.pid())).expect("it runs");
+        let of_core = limits
+            .lines()
+            .find(|line| line.starts_with("Max core file size"));
+        let of_core = of_core.expect("a limit").split_whitespace().nth(4);
+        assert!(matches!(of_core, Some("0" | "1")), "{limits}");
+    }
     // As restricted as this process.
     for field in ["Seccomp", "NoNewPrivs"] {
         let own = of_threads("self", field).remove(0);

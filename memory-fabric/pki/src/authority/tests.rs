@@ -17,6 +17,59 @@ fn holder(text: &str) -> Holder {
 }
 
 #[test]
+fn a_member_of_two_authorities_stays_one_when_its_certificate_is_replaced() {
+    let (old_directory, mut old) = authority("prod");
+    let (new_directory, mut new) = authority("prod");
+    let members = tempfile::tempdir().unwrap();
+    let at = |name: &str| members.path().join(name);
+    new.issue(&holder("node/alpha"), YEAR, &at("alpha"))
+        .unwrap();
+    old.issue(&holder("vm/web"), YEAR, &at("web")).unwrap();
+    for file in [AUTHORITIES_FILE, REVOKED_FILE] {
+        let both = [&old_directory, &new_directory];
+        let both = both.map(|one| std::fs::read_to_string(one.path().join(file)).unwrap());
+        std::fs::write(at("alpha").join(file), both.concat()).unwrap();
+    }
+    let web = credentials::certificates(&at("web").join("cert.pem")).unwrap();
+    let gone = new.issue(&holder("vm/gone"), YEAR, &at("gone"));
+    new.revoke(&gone.unwrap().serial).unwrap();
+    let gone = credentials::certificates(&at("gone").join("cert.pem")).unwrap();
+    for _ in 0..2 {
+        let renewed = new.renew(&at("alpha").join("cert.pem"), YEAR, &at("alpha"));
+        renewed.unwrap();
+        let alpha = Credentials::load(&at("alpha")).unwrap();
+        alpha.confirm(&web).expect("of the old authority");
+        alpha.confirm(&gone).expect_err("by the new list");
+    }
+    // Who trusts one authority gets the files of that one.
+    let renewed = old.renew(&at("web").join("cert.pem"), YEAR, &at("web"));
+    renewed.unwrap();
+    let trusted = std::fs::read(at("web").join(AUTHORITIES_FILE)).unwrap();
+    let own = std::fs::read(old_directory.path().join(AUTHORITIES_FILE)).unwrap();
+    assert_eq!(trusted, own);
+}
+
+#[test]
+fn no_certificate_of_a_revoked_holder_leads_to_another_one() {
+    let (_directory, mut authority) = authority("prod");
+    let members = tempfile::tempdir().unwrap();
+    let (web, shown) = (members.path().join("web"), members.path().join("old.pem"));
+    authority.issue(&holder("vm/web"), YEAR, &web).unwrap();
+    std::fs::copy(web.join("cert.pem"), &shown).unwrap();
+    authority.renew(&web.join("cert.pem"), YEAR, &web).unwrap();
+    // The first has expired.
+    authority.ledger.entries[0].not_after = 0;
+    assert_eq!(authority.revoke_holder(&holder("vm/web")).unwrap().len(), 2);
+    for shown in [shown, web.join("cert.pem")] {
+        let renewed = authority.renew(&shown, YEAR, &members.path().join("new"));
+        assert!(
+            matches!(renewed, Err(PkiError::Revoked { .. })),
+            "{renewed:?}"
+        );
+    }
+}
+
+#[test]
 fn what_is_issued_is_confirmed_by_its_authority_alone() {
     let (_directory, mut authority) = authority("prod");
     let members = tempfile::tempdir().unwrap();

@@ -128,6 +128,10 @@ pub struct Driver {
     member: Option<Arc<Peer>>,
     /// Why it has failed.
     failed: Option<Failure>,
+    /// Since when the peer's host says that no process has its port, and nothing has come from there.
+    refused_since: Option<Instant>,
+    /// Whether the first refusal ends it.
+    believes_refusals: bool,
     inbox: Inbox,
     /// Streams that may have data to read.
     readable: [bool; STREAMS],
@@ -222,6 +226,8 @@ impl Driver {
             connected: false,
             member: None,
             failed: None,
+            refused_since: None,
+            believes_refusals: false,
             inbox: Inbox::new(usize::MAX),
             readable: [false; STREAMS],
             writing: None,

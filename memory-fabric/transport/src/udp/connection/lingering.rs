@@ -233,6 +233,7 @@ impl Driver {
         let data = DATA_BYTES
             .into_iter()
             .find(|bytes| !exceeds(self, *bytes))?;
+        self.believes_refusals = true;
         // Nothing more is read: it stays in the protocol, whose window closes.
         self.inbox = Inbox::new(0);
         self.input = vec![0; DATAGRAM_BUFFER_BYTES].into_boxed_slice();

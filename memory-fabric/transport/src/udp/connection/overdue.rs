@@ -51,6 +51,21 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_that_somebody_has_forged_ends_no_connection() {
+        let (mut vm, mut donor) = connected();
+        let deadline = Instant::now() + PATIENCE;
+        for number in 1..=2 {
+            donor.note_refusal();
+            donor.poll_io().expect("a connection");
+            send(&mut vm, number);
+            assert_eq!(next(&mut donor, deadline), number);
+            assert_eq!(donor.refused_since, None);
+        }
+        vm.note_refusal();
+        vm.poll_io().expect_err("it connects again");
+    }
+
+    #[test]
     fn a_peer_that_is_late_goes_on() {
         let (mut vm, mut donor) = connected();
         let deadline = Instant::now() + PATIENCE;

@@ -4,13 +4,14 @@ use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, Driver, Failure, 
 use crate::tls::TlsError;
 use crate::udp::streams::STREAMS;
 use bytes::BytesMut;
+use fabric_wire::RENEWAL_INTERVAL_MAX;
 use quinn_proto::{
     ConnectionError, DatagramEvent, Event, ReadError, StreamEvent, StreamId, TransportErrorCode,
 };
 use quinn_udp::{RecvMeta, UdpSockRef};
 use std::io::{self, IoSliceMut};
 use std::ops::RangeInclusive;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Driver {
     /// Passes received datagrams to the protocol, and extracts frames.
@@ -31,6 +32,9 @@ impl Driver {
                 Ok(count) => *count,
                 Err(_) => 0,
             };
+            if count > 0 {
+                self.refused_since = None;
+            }
             for (buffer, meta) in input.chunks(DATAGRAM_BUFFER_BYTES).zip(&metas[..count]) {
                 let stride = meta.stride.max(1);
                 for datagram in buffer[..meta.len].chunks(stride) {
@@ -49,7 +53,7 @@ impl Driver {
         self.take_events();
         self.gather();
         if is_refused {
-            self.fail_refused();
+            self.note_refusal();
         }
     }
 
@@ -58,7 +62,23 @@ impl Driver {
     pub(super) fn note_send_error(&mut self, error: &io::Error) {
         if is_refusal(error) {
             self.receive();
-            self.fail_refused();
+            self.note_refusal();
+        }
+    }
+
+    /// The host of the peer refuses a datagram; anybody who guesses a port can say so. A VM that believes
+    /// it connects again. A donor asks the VM first: its memory is at stake.
+    pub(super) fn note_refusal(&mut self) {
+        let may_be_forged =
+            self.connected && self.connection.side().is_server() && !self.believes_refusals;
+        let now = Instant::now();
+        match self.refused_since {
+            None if may_be_forged => {
+                self.refused_since = Some(now);
+                self.connection.ping();
+            }
+            Some(since) if may_be_forged && now - since < REFUSED_TIME => {}
+            _ => self.fail_refused(),
         }
     }
 
@@ -170,6 +190,9 @@ impl Driver {
         }
     }
 }
+
+/// How long a donor asks a VM whose host refuses datagrams: an idle VM answers with its next renewal.
+const REFUSED_TIME: Duration = RENEWAL_INTERVAL_MAX.saturating_add(Duration::from_secs(1));
 
 /// Returns whether an error of the socket means that the peer's port has no listener. Other errors are
 /// transient, or detected by silence.
