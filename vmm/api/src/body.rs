@@ -264,8 +264,8 @@ pub struct RebalanceBody {
 pub struct HotplugTarget {
     /// The total, in whole blocks; 0 removes all of it.
     pub requested_bytes: u64,
-    /// The donor, `HOST:PORT[,fingerprint=HEX]`, that joins and lends what is missing. Without one,
-    /// the compute node provides the memory.
+    /// The donor, `HOST:PORT[,name=NAME][,fingerprint=HEX]`, that joins and lends what is
+    /// missing. Without one, the compute node provides the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub donor: Option<String>,
 }

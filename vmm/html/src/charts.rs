@@ -88,10 +88,13 @@ pub fn distribution(report: &Report) -> Option<String> {
         .iter()
         .filter_map(|(name, class, _, distribution, _)| {
             let distribution = distribution(report)?;
-            let total: u64 = distribution.iter().map(|(_, n)| n).sum();
-            (total > 0).then_some((*name, *class, distribution, total))
+            let total: f64 = distribution.iter().map(|(_, n)| float(*n)).sum();
+            (total > 0.0).then_some((*name, *class, distribution, total))
         })
         .collect();
+    if there.is_empty() {
+        return None;
+    }
     let times = there
         .iter()
         .flat_map(|(_, _, pairs, _)| pairs.iter().map(|(up_to, _)| *up_to));
@@ -104,7 +107,7 @@ pub fn distribution(report: &Report) -> Option<String> {
             let mut steps = vec![0.0; steps];
             for (up_to, n) in *pairs {
                 let at = (up_to / start).log10() * float(PER_DECADE as u64);
-                let (share, last) = (float(*n) / float(*total), steps.len() - 1);
+                let (share, last) = (float(*n) / *total, steps.len() - 1);
                 // A search in the list avoids a cast of an arbitrary float.
                 let index = (0..last)
                     .find(|i| float(*i as u64 + 1) >= at)
@@ -222,12 +225,19 @@ pub fn over_time(report: &Report) -> Option<String> {
     let timeline: &Timeline = report.timeline.as_ref()?;
     // A file has any number.
     let interval = timeline.interval_s.clamp(1e-3, 1e9);
-    let samples = &timeline.intervals;
+    // The last interval may be shorter.
+    let samples = match timeline.intervals.split_last() {
+        Some((_, whole)) if !whole.is_empty() => whole,
+        _ => &timeline.intervals,
+    };
     let rate = |n: u64| float(n) / interval;
     let there: Vec<_> = KINDS
         .iter()
         .filter(|(.., of)| samples.iter().any(|counts| of(counts) > 0))
         .collect();
+    if there.is_empty() {
+        return None;
+    }
     let peak = samples
         .iter()
         .flat_map(|counts| there.iter().map(|(.., of)| rate(of(counts))))

@@ -24,7 +24,7 @@ pub fn render(report: &Report) -> String {
     header(&mut page, report);
     tiles(&mut page, report);
     page.push_str("<main>\n");
-    let none = "Not in this report.";
+    let none = "No faults of the pager in this report.";
     section(
         &mut page,
         "How long faults took",

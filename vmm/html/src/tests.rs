@@ -105,7 +105,11 @@ fn a_report_of_a_run_that_failed_says_what_is_missing() {
     let page = render(&report);
     check(&page);
     assert_eq!(page.matches("<svg ").count(), 0);
-    assert_eq!(page.matches("Not in this report.").count(), 2);
+    assert_eq!(
+        page.matches("No faults of the pager in this report.")
+            .count(),
+        2
+    );
     assert!(page.contains("donor-unavailable \u{b7} exit code 6"));
 }
 

@@ -50,7 +50,7 @@ pub enum BenchCommand {
     Start(BenchStartConfig),
     /// Memory that several processes share coherently, beside floors of the same run
     #[command(
-        after_help = "Each node is a process of this machine with threads that touch their view of one memory; messages and pages travel over TCP loopback, no KVM is needed. A floor is the same system calls on two nodes, by threads that never sleep, and nothing else. Then all nodes work at once; counters are compared with what was added."
+        after_help = "Each node is a process of this machine with threads that touch their view of one memory; messages and pages travel over TCP loopback, or by RDMA with --transport rdma, and no KVM is needed. A floor is the same system calls on two nodes, by threads that never sleep, and nothing else. Then all nodes work at once; counters are compared with what was added."
     )]
     Coherence(BenchCoherenceConfig),
     /// A node of `bench coherence`, which starts it

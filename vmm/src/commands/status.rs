@@ -18,7 +18,15 @@ pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {
     let running = running()?;
     let asked: Vec<&Entry> = match &config.vm {
         None => running.iter().collect(),
-        Some(wanted) => vec![named(&running, wanted)?],
+        Some(wanted) => {
+            let entry = named(&running, wanted)?;
+            if (config.heat || config.placement) && entry.kind == Kind::Node {
+                return Err(
+                    anyhow!("`{wanted}` is a node; `ssi-hv status {wanted}` shows it").into(),
+                );
+            }
+            vec![entry]
+        }
     };
     let everything = everything(&asked, config)?;
     if config.json {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -36,10 +36,20 @@ const SELDOM: Duration = Duration::from_secs(5);
 const LOOKS_WAITING_MAX: usize = 4;
 
 /// A request to the querying thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wanted {
     pid: Option<u32>,
     heat: bool,
+}
+
+impl Wanted {
+    /// What a view shows.
+    const fn by(view: &View) -> Self {
+        Self {
+            pid: view.chosen(),
+            heat: view.shows_heat(),
+        }
+    }
 }
 
 /// Its answer.
@@ -64,16 +74,13 @@ pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
     }
     end_with_terminal()?;
     let view = View::new(choices(&entries), may_colour(&io::stdout()));
-    let (wanted, of_wanted) = bounded(LOOKS_WAITING_MAX);
+    let (wanted, of_wanted) = unbounded();
     let (sender, updates) = bounded(LOOKS_WAITING_MAX);
     let asker = Asker {
         entries,
         follow: config.vm.is_none(),
         interval: config.interval,
-        wanted: Wanted {
-            pid: view.chosen(),
-            heat: false,
-        },
+        wanted: Wanted::by(&view),
     };
     // Never joined: it may be waiting for a VM.
     std::thread::Builder::new()
@@ -147,6 +154,7 @@ fn show(
     signal: &AtomicUsize,
 ) -> Result<ExitCode, Failure> {
     let mut changed = true;
+    let mut asked = Wanted::by(&view);
     loop {
         // Relaxed: no other data is published by it.
         match i32::try_from(signal.load(Ordering::Relaxed)) {
@@ -177,11 +185,13 @@ fn show(
         if !view.press(key) {
             return Ok(ExitCode::Success);
         }
-        // If the queue is full, the thread is about to query the newest selection anyway.
-        let _ = wanted.try_send(Wanted {
-            pid: view.chosen(),
-            heat: view.shows_heat(),
-        });
+        let now = Wanted::by(&view);
+        // Other keys query nothing: rates are those of whole intervals.
+        if now != asked {
+            asked = now;
+            // The thread ends with this one.
+            let _ = wanted.send(now);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::kernel::{by_apt, with_remedy};
 use super::{Finding, Host};
 
 /// Returns the devices that libibverbs finds, a line for each port, or the reason why it finds
@@ -17,25 +18,30 @@ pub(super) fn verbs() -> Result<Vec<String>, String> {
 pub(super) fn rdma(host: &Host, seen: &Result<Vec<String>, String>) -> Finding {
     const CHECK: &str = "rdma";
     const INSTALL: &str = "sudo apt install libibverbs1 ibverbs-providers";
+    const KERNEL: &str = "sudo apt install linux-image-amd64 && sudo reboot";
+    let install = by_apt(host, INSTALL);
     let devices = host.names_in("/sys/class/infiniband");
     if !devices.is_empty() {
         let names = devices.join(", ");
         return match seen {
-            Ok(ports) if ports.is_empty() => Finding::warning(
-                CHECK,
-                format!("{names}, for which libibverbs has no provider; TCP is used"),
-            )
-            .remedy(INSTALL),
+            Ok(ports) if ports.is_empty() => with_remedy(
+                Finding::warning(
+                    CHECK,
+                    format!("{names}, for which libibverbs has no provider; TCP is used"),
+                ),
+                install,
+            ),
             Ok(ports) => Finding::ok(CHECK, ports.join("; ")),
-            Err(error) => Finding::warning(CHECK, format!("{names}: {error}")).remedy(INSTALL),
+            Err(error) => {
+                let finding = Finding::warning(CHECK, format!("{names}: {error}"));
+                with_remedy(finding, install)
+            }
         };
     }
     let finding = Finding::warning(CHECK, "no device; TCP is used");
     if !host.has_module("rdma_rxe") {
-        return Finding {
-            detail: "no device, and no rdma_rxe in this kernel; TCP is used".into(),
-            ..finding.remedy("sudo apt install linux-image-amd64 && sudo reboot")
-        };
+        let detail = "no device, and no rdma_rxe in this kernel; TCP is used";
+        return with_remedy(Finding::warning(CHECK, detail), by_apt(host, KERNEL));
     }
     let card = host
         .names_in("/sys/class/net")
@@ -107,15 +113,23 @@ mod tests {
 
     #[test]
     fn a_kernel_without_the_module_needs_another_kernel() {
-        let host = FakeHost::new()
-            .file("/proc/sys/kernel/osrelease", "6.1.0-cloud\n")
-            .file(
-                "/lib/modules/6.1.0-cloud/modules.dep",
-                "kernel/kvm.ko: kernel/rdma_rxe.ko\n",
-            );
-        let finding = rdma(&host.host(), &Ok(Vec::new()));
-        assert_eq!(finding.status, Status::Warning);
-        assert!(finding.remedy.is_some_and(|r| r.contains("apt install")));
+        for (release, is_known) in [
+            ("ID=debian\n", true),
+            ("ID=ubuntu\nID_LIKE=debian\n", true),
+            ("ID=\"rhel\"\nID_LIKE=\"fedora\"\n", false),
+        ] {
+            let host = FakeHost::new()
+                .file("/etc/os-release", release)
+                .file("/proc/sys/kernel/osrelease", "6.1.0-cloud\n")
+                .file(
+                    "/lib/modules/6.1.0-cloud/modules.dep",
+                    "kernel/kvm.ko: kernel/rdma_rxe.ko\n",
+                );
+            let finding = rdma(&host.host(), &Ok(Vec::new()));
+            assert_eq!(finding.status, Status::Warning);
+            let by_apt = finding.remedy.is_some_and(|r| r.contains("apt install"));
+            assert_eq!(by_apt, is_known, "{release}");
+        }
     }
 
     #[test]

@@ -25,6 +25,16 @@ pub(super) fn newer_kernel(host: &Host) -> Option<&'static str> {
     is_debian_12.then_some(BACKPORTED)
 }
 
+/// Returns a command of apt where that is what installs packages.
+pub(super) fn by_apt(host: &Host, command: &'static str) -> Option<&'static str> {
+    let release = host.read("/etc/os-release");
+    let is_debian = |line: &str| {
+        let like = line.strip_prefix("ID=").or(line.strip_prefix("ID_LIKE="));
+        like.is_some_and(|like| like.contains("debian"))
+    };
+    release.lines().any(is_debian).then_some(command)
+}
+
 /// Adds the command to a finding, if there is one.
 pub(super) fn with_remedy(finding: Finding, command: Option<&'static str>) -> Finding {
     match command {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::kernel::{newer_kernel, with_remedy};
+use super::kernel::{by_apt, newer_kernel, with_remedy};
 use super::{Finding, Host};
 
 /// Features of the kernel's userfaultfd: the bits `UFFD_FEATURE_*` of `linux/userfaultfd.h`.
@@ -66,6 +66,8 @@ pub(super) struct Facts {
     device: bool,
     /// The command that installs a kernel with more features, if known.
     newer_kernel: Option<&'static str>,
+    /// The command that installs the kernel of the distribution, if known.
+    kernel: Option<&'static str>,
 }
 
 /// Queries the kernel.
@@ -74,6 +76,7 @@ pub(super) fn gather(host: &Host) -> Facts {
         features: userfaultfd_probe(),
         device: host.exists("/dev/userfaultfd"),
         newer_kernel: newer_kernel(host),
+        kernel: by_apt(host, "sudo apt install linux-image-amd64 && sudo reboot"),
     }
 }
 
@@ -108,11 +111,10 @@ pub(super) fn judge(facts: &Facts) -> Finding {
             "KVM's faults need CAP_SYS_PTRACE, or leave for everyone",
         )
         .remedy("sudo sysctl -w vm.unprivileged_userfaultfd=1"),
-        (Some(libc::ENOSYS), _) => Finding::missing(
-            CHECK,
-            "the kernel was built without CONFIG_USERFAULTFD, or a sandbox hides it",
-        )
-        .remedy("sudo apt install linux-image-amd64 && sudo reboot"),
+        (Some(libc::ENOSYS), _) => {
+            let detail = "the kernel was built without CONFIG_USERFAULTFD, or a sandbox hides it";
+            with_remedy(Finding::missing(CHECK, detail), facts.kernel)
+        }
         _ => Finding::missing(CHECK, format!("cannot be opened: {error}")),
     }
 }
@@ -129,6 +131,7 @@ mod tests {
             features: Ok(UffdFeatures::from_bits(features)),
             device: true,
             newer_kernel: None,
+            kernel: None,
         })
     }
 
@@ -137,6 +140,7 @@ mod tests {
             features: Err(io::Error::from_raw_os_error(errno)),
             device,
             newer_kernel: None,
+            kernel: None,
         })
     }
 

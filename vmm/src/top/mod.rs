@@ -127,6 +127,12 @@ impl View {
         }
         match seen {
             Seen::Status(status, heat) => {
+                let restarts = |status: &VmStatus| status.boot.restarts;
+                if self.status.as_deref().map(restarts) != Some(restarts(&status)) {
+                    // Those of the boot before do not belong to the new counters.
+                    self.rates = None;
+                    self.history.clear();
+                }
                 let rates = self
                     .status
                     .as_ref()

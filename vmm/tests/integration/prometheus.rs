@@ -223,18 +223,25 @@ fn conditions() -> Vec<String> {
             .rsplit_once(" > ")
             .or_else(|| condition.rsplit_once(" == "))
             .expect("a comparison");
-        left.to_owned()
+        left.trim_start_matches("on (instance) ").to_owned()
     });
     conditions.collect()
 }
 
 /// Returns whether an expression is about what the VM here does not have: RDMA, vCPUs on other
-/// nodes, certificates, and sealed pages. Unit tests of the metrics show that their counters are
+/// nodes, certificates, sealed pages, and copies. Unit tests of the metrics show that their counters are
 /// reported.
 fn is_elsewhere(expression: &str) -> bool {
-    ["_rdma_", "_compute_", "_certificate_", "_rejected_"]
-        .iter()
-        .any(|part| expression.contains(part))
+    [
+        "_rdma_",
+        "_compute_",
+        "_certificate_",
+        "_rejected_",
+        "_degraded_",
+        "_wrong_",
+    ]
+    .iter()
+    .any(|part| expression.contains(part))
 }
 
 /// Returns every metric that a text names.

@@ -212,7 +212,8 @@ impl Built {
         }
         let supported: Vec<_> = start.cpuid.iter().map(from_entry).collect();
         if is_emulated() && !start.emulated {
-            let reason = "this host's CPUs are emulated, and show a guest no XSAVE; the primary's do";
+            let reason =
+                "this host's CPUs are emulated, and show a guest no XSAVE; the primary's do";
             return Err(MachineError::Nodes {
                 reason: reason.to_owned(),
             });

@@ -13,7 +13,7 @@ const COLUMNS: usize = 64;
 const LEGEND: &str = "\
 .  never written, or all zero        -  touched, and nothing of it is here
 1 to 9  tenths of what was touched that are here     #  all of it is here
-*  here in part, with faults in the last 20 s on a quarter of its pages or more
+*  here at least in part, with a fault for each fourth of its pages or more in the last 20 s
 ";
 
 /// Formats the map; blocks with recent faults are in colour if `colour` is set.

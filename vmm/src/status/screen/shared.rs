@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{micros, size};
+use crate::config::cpu_list::CpuList;
 use crate::report::{
     Coherence, HotPage, NodeClock, NodeState, PolicyKind, PolicyUsed, Role, StayReason,
 };
@@ -101,12 +102,11 @@ pub const fn state(state: Option<NodeState>) -> &'static str {
     }
 }
 
-/// Formats rising numbers, such as 0-3 or 5.
+/// Formats rising numbers, such as 0-3 or 0,2.
 pub fn numbers(numbers: &[u32]) -> String {
     match numbers {
         [] => "-".to_owned(),
-        [one] => one.to_string(),
-        [first, .., last] => format!("{first}-{last}"),
+        _ => CpuList(numbers.to_vec()).to_string(),
     }
 }
 

@@ -54,8 +54,8 @@ struct Clients {
     renewals_per_second: f64,
     /// From the request to the answer.
     renewal_us: Percentiles,
-    /// Processor time of the node for one renewal.
-    node_cpu_us_per_renewal: f64,
+    /// Processor time of the node for one renewal; `null` if there was none.
+    node_cpu_us_per_renewal: Option<f64>,
     failed: u64,
 }
 
@@ -88,9 +88,9 @@ fn measure(config: &BenchClientsConfig) -> Result<Clients> {
     let failed = renewed.failed + load.release();
     node.end()?;
     let renewals = renewed.times.summary().count;
-    // Both are far below 2^52.
+    // Far below 2^52.
     #[allow(clippy::cast_precision_loss)]
-    let (count, clients) = (renewals.max(1) as f64, u64::from(config.clients));
+    let (count, clients) = (renewals as f64, u64::from(config.clients));
     let node_bytes = busy.memory.resident.saturating_sub(idle.memory.resident);
     let cpu = busy.processor_time.saturating_sub(before.processor_time);
     Ok(Clients {
@@ -112,7 +112,7 @@ fn measure(config: &BenchClientsConfig) -> Result<Clients> {
         renewals,
         renewals_per_second: count / renewed.time.as_secs_f64(),
         renewal_us: percentiles(&renewed.times.summary()),
-        node_cpu_us_per_renewal: cpu.as_secs_f64() * 1e6 / count,
+        node_cpu_us_per_renewal: (renewals > 0).then(|| cpu.as_secs_f64() * 1e6 / count),
         failed,
     })
 }
@@ -136,9 +136,12 @@ fn table(result: &Clients) -> String {
             row.p50, row.p90, row.p99, row.p999, row.max
         );
     }
+    let cpu = result
+        .node_cpu_us_per_renewal
+        .map_or_else(|| "?".to_owned(), |cpu| format!("{cpu:.1}"));
     let _ = writeln!(
         text,
-        "\nall were set up in {:.1} s; {} renewals in {} s, {:.0} a second, {} failed, {:.1} us of CPU \
+        "\nall were set up in {:.1} s; {} renewals in {} s, {:.0} a second, {} failed, {cpu} us of CPU \
          time of the node each\nthe node has {:.1} KiB for each client, and {} threads ({} without \
          clients)",
         result.setups_seconds,
@@ -146,7 +149,6 @@ fn table(result: &Clients) -> String {
         result.seconds,
         result.renewals_per_second,
         result.failed,
-        result.node_cpu_us_per_renewal,
         kib(result.node_bytes_per_client),
         result.node_threads,
         result.node_threads_idle,

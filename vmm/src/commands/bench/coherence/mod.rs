@@ -46,6 +46,8 @@ struct CoherenceBench {
     host: Host,
     nodes: usize,
     rounds: u32,
+    /// What carries messages and pages: `tcp` or `rdma`.
+    transport: &'static str,
     transactions: Vec<Transaction>,
     /// The same under TLS, each beside the one without.
     tls: Vec<Transaction>,
@@ -244,6 +246,10 @@ fn measure(config: &BenchCoherenceConfig) -> Result<CoherenceBench> {
         host: host::detect(),
         nodes: count,
         rounds: ROUNDS,
+        transport: match carrier {
+            Carrier::Rdma(_) => "rdma",
+            Carrier::Tcp | Carrier::Tls => "tcp",
+        },
         transactions,
         tls,
         donor,
@@ -424,8 +430,10 @@ fn table(result: &CoherenceBench) -> String {
     let _ = writeln!(text, "{}, Linux {}", host.cpu_model, host.kernel);
     let _ = writeln!(
         text,
-        "{} nodes, processes of this machine over TCP, {} rounds of {SAMPLES}\n",
-        result.nodes, result.rounds
+        "{} nodes, processes of this machine over {}, {} rounds of {SAMPLES}\n",
+        result.nodes,
+        result.transport.to_uppercase(),
+        result.rounds
     );
     rows(&mut text, ["us", "floor"], &result.transactions);
     if !result.tls.is_empty() {
