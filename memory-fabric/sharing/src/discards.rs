@@ -239,6 +239,9 @@ impl<P: Peers> Engine<P> {
         if !self.cache.is_alone(page) || self.tables.has(page) || !self.frames.is_resident(page) {
             return Ok(false);
         }
+        if !self.home_waits.may_write(page) {
+            return Ok(false);
+        }
         let mut actions = self.actions();
         // This node writes the page, without a mapping.
         self.cache.touch(page, true, false, &mut actions);

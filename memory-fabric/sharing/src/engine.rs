@@ -27,7 +27,7 @@ use crate::owned::OwnedBlocks;
 use crate::requests::Requests;
 use crate::sleep::{Signals, Slept};
 use crate::starvation::Token;
-use crate::timers::{Deadlines, HomeWaits, Sweeper};
+use crate::timers::{Deadlines, HomeWaits, SWEEPS_AT_ONCE, Sweeper};
 use crate::{Config, Failure, FailureObserver, GANG_PART, GANG_UNITS_MAX, Homes, SharingStats};
 
 /// A directory may serve every other member first: its deadline is that of so many transactions.
@@ -463,7 +463,10 @@ impl<P: Peers> Engine<P> {
             let reason = format!("it did not serve {page} as its home within {seconds} s");
             return Err(PeerError::Lost { peer, reason }.into());
         }
-        while let Some(block) = self.sweeper.turn(now, &self.directory) {
+        for _ in 0..SWEEPS_AT_ONCE {
+            let Some(block) = self.sweeper.turn(now, &self.directory) else {
+                break;
+            };
             let mut orders = self.spare_orders.pop().unwrap_or_default();
             self.directory.sweep(block, &mut orders);
             if !orders.is_empty() {

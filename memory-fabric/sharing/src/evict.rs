@@ -6,8 +6,9 @@
 //! use what homes do not need yet.
 //!
 //! A page that arrives at its home can take one more than the budget, until a copy has left for it. A
-//! write-back ends where the next one begins, and each node begins [`RESERVE`] of its own at most: so
-//! the nodes together have no more of them on their way, and no node exceeds its budget by more.
+//! write-back ends where the next one begins, and each node begins [`RESERVE`] of its own at most, and as
+//! many again in place of those that touches cancel: so the nodes together have no more of them on their
+//! way, and no node exceeds its budget by more.
 
 use std::collections::VecDeque;
 
@@ -133,6 +134,9 @@ impl<P: Peers> Engine<P> {
 
     /// Starts to evict a page; false if that is not possible now.
     fn evict(&mut self, page: PageIndex) -> Result<bool, Failure> {
+        if !self.home_waits.may_write(page) {
+            return Ok(false);
+        }
         let mut actions = self.actions();
         match self.cache.evict(page, &mut actions) {
             Evict::Started => {

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
+use fabric_pages::protection;
 use fabric_pages::uffd::{EventBuffer, Fault, Mapped, Protection, Uffd};
 
 use crate::Failure;
@@ -75,12 +76,28 @@ const fn protection(writable: bool) -> Protection {
     }
 }
 
+/// Whether a page that nodes share stays write-protected whatever the kernel does: found once in a
+/// process. What could not be found out does not count.
+fn is_protection_kept() -> bool {
+    static KEPT: OnceLock<bool> = OnceLock::new();
+    *KEPT.get_or_init(|| match protection::is_kept() {
+        Ok(kept) => kept,
+        Err(error) => {
+            tracing::warn!("cannot find out whether write protection is kept: {error}");
+            false
+        }
+    })
+}
+
 impl Frames {
     /// Registers the whole guest view.
     pub(crate) fn new(memory: Arc<GuestMemory>) -> Result<Self, Failure> {
         let uffd = Uffd::new()?;
         if !uffd.can_continue_write_protected() {
             return Err(Failure::OldKernel);
+        }
+        if !is_protection_kept() {
+            return Err(Failure::LostProtection);
         }
         uffd.register(memory.guest_view(), memory.bytes())?;
         let pages = memory.bytes() / PAGE_SIZE;

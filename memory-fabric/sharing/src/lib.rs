@@ -70,6 +70,12 @@ pub enum Failure {
          Linux 6.4 or newer"
     )]
     OldKernel,
+    /// The kernel lets shared pages be written unnoticed.
+    #[error(
+        "this kernel does not keep the write protection of userfaultfd, or that cannot be found out, so \
+         writes to pages that nodes share would go unnoticed; `ssi-hv doctor` has the remedy"
+    )]
+    LostProtection,
     /// A call on guest memory failed.
     #[error("{call} failed on {page}")]
     Userfaultfd {

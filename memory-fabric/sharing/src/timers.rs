@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use fabric_coherence::{BlockIndex, Directory};
 use fabric_pages::page::PageIndex;
 
+use crate::evict::RESERVE;
+
 /// Deadlines of one length: what begins later ends later.
 #[derive(Debug)]
 pub(crate) struct Deadlines<T> {
@@ -46,11 +48,17 @@ impl<T: Copy> Deadlines<T> {
     }
 }
 
+/// Write-backs to homes on other nodes at once. Those that a touch cancels are on their way as well, and a
+/// program that touches pages as fast as they leave would have any number of them.
+pub(crate) const WRITES_MAX: usize = 2 * RESERVE;
+
 /// Requests to homes on other nodes that are not answered yet.
 #[derive(Debug)]
 pub(crate) struct HomeWaits {
     after: Duration,
     waiting: VecDeque<(Instant, PageIndex, bool)>,
+    /// Number of those that write.
+    writes: usize,
 }
 
 impl HomeWaits {
@@ -58,10 +66,19 @@ impl HomeWaits {
         Self {
             after,
             waiting: VecDeque::new(),
+            writes: 0,
         }
     }
 
+    /// Whether a page may be written to its home now. An earlier write of it must have been answered:
+    /// its answer would be taken for that of the next one, while the home has older bytes.
+    pub(crate) fn may_write(&self, page: PageIndex) -> bool {
+        let is_it = |(_, what, write): &(Instant, PageIndex, bool)| *write && *what == page;
+        self.writes < WRITES_MAX && !self.waiting.iter().any(is_it)
+    }
+
     pub(crate) fn begin(&mut self, page: PageIndex, write: bool) {
+        self.writes += usize::from(write);
         let until = Instant::now() + self.after;
         self.waiting.push_back((until, page, write));
     }
@@ -70,13 +87,14 @@ impl HomeWaits {
     pub(crate) fn end(&mut self, page: PageIndex, write: bool) -> bool {
         let is_it = |(_, what, kind): &(Instant, PageIndex, bool)| (*what, *kind) == (page, write);
         let place = self.waiting.iter().position(is_it);
-        place.and_then(|place| self.waiting.remove(place)).is_some()
+        let was_asked = place.and_then(|place| self.waiting.remove(place)).is_some();
+        self.writes -= usize::from(was_asked && write);
+        was_asked
     }
 
     /// Pages that are being read.
     pub(crate) fn reads(&self) -> usize {
-        let reads = self.waiting.iter().filter(|(_, _, write)| !write);
-        reads.count()
+        self.waiting.len() - self.writes
     }
 
     /// A page whose home has not answered in time.
@@ -89,6 +107,9 @@ impl HomeWaits {
         self.waiting.front().map(|(until, ..)| *until)
     }
 }
+
+/// Split blocks that are looked at before faults and messages are served again: 8 KiB of entries each.
+pub(crate) const SWEEPS_AT_ONCE: usize = 32;
 
 /// Time in which the directory looks once at each of its blocks.
 const SWEEP_TIME: Duration = Duration::from_millis(250);
@@ -110,6 +131,8 @@ impl Sweeper {
         if !directory.has_split_blocks() || self.next.is_some_and(|next| now < next) {
             return None;
         }
+        // It goes on at once if it is interrupted.
+        self.next.get_or_insert(now);
         let blocks = directory.blocks();
         while self.block < blocks {
             let block = BlockIndex(self.block);
@@ -127,6 +150,27 @@ impl Sweeper {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_is_written_to_its_home_once_at_a_time_and_few_are_at_once() {
+        let mut waits = HomeWaits::new(Duration::from_secs(1));
+        let [page, other] = [7, 8].map(PageIndex::new);
+        waits.begin(page, false);
+        assert!(waits.may_write(page), "it is only read");
+        waits.begin(page, true);
+        assert!(!waits.may_write(page) && waits.may_write(other));
+        assert_eq!(waits.reads(), 1);
+        assert!(waits.end(page, true) && waits.may_write(page));
+        assert!(!waits.end(page, true), "it is not asked any more");
+        let first = u32::try_from(WRITES_MAX).expect("small");
+        for number in first..2 * first {
+            assert!(waits.may_write(other));
+            waits.begin(PageIndex::new(number), true);
+        }
+        assert!(!waits.may_write(other));
+        assert_eq!(waits.reads(), 1);
+        assert!(waits.end(PageIndex::new(first), true) && waits.may_write(other));
+    }
 
     #[test]
     fn waits_that_are_over_are_forgotten() {

@@ -15,3 +15,4 @@ mod processes;
 mod programs;
 mod puts;
 mod tables;
+mod writes;
