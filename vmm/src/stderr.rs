@@ -55,28 +55,48 @@ pub fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }
 
-/// Whether their authors write messages. It publishes no other data.
-static IS_DIRECT: AtomicBool = AtomicBool::new(false);
+/// Whether messages are only queued. It publishes no other data.
+static IS_DELAYED: AtomicBool = AtomicBool::new(false);
 
-/// While it exists, the authors of messages write them, and wait for a blocked reader. Otherwise the
-/// first message starts a thread, which must not exist before the process is restricted.
+/// Messages are queued while it exists, and written after that: their thread must not exist before the
+/// process is restricted.
 #[must_use]
 #[derive(Debug)]
-pub struct Direct {
+pub struct Delayed {
     _private: (),
 }
 
-impl Direct {
+impl Delayed {
     /// Begins it.
     pub fn begin() -> Self {
-        IS_DIRECT.store(true, Ordering::Relaxed);
+        IS_DELAYED.store(true, Ordering::Relaxed);
         Self { _private: () }
     }
 }
 
-impl Drop for Direct {
+impl Drop for Delayed {
     fn drop(&mut self) {
-        IS_DIRECT.store(false, Ordering::Relaxed);
+        IS_DELAYED.store(false, Ordering::Relaxed);
+        if MESSAGES.has_queued() {
+            start();
+            MESSAGES.flush(PATIENCE);
+        }
+    }
+}
+
+/// Starts the thread that writes messages, if there is none.
+fn start() {
+    if !MESSAGES.starts() {
+        return;
+    }
+    let pump = || MESSAGES.pump(out);
+    let thread = thread::Builder::new().name("stderr".into());
+    if thread.spawn(pump).is_err() {
+        // Messages are written directly, since no thread can be started.
+        MESSAGES.stop();
+        for text in MESSAGES.take() {
+            out(&text);
+        }
     }
 }
 
@@ -107,21 +127,11 @@ impl Write for Stderr {
         if IS_SILENT.load(Ordering::Relaxed) {
             return Ok(bytes.len());
         }
-        if IS_DIRECT.load(Ordering::Relaxed) {
-            out(bytes);
+        if IS_DELAYED.load(Ordering::Relaxed) {
+            MESSAGES.queue(bytes);
             return Ok(bytes.len());
         }
-        if MESSAGES.starts() {
-            let pump = || MESSAGES.pump(out);
-            if thread::Builder::new()
-                .name("stderr".into())
-                .spawn(pump)
-                .is_err()
-            {
-                // Writes directly, since no thread can be started.
-                MESSAGES.stop();
-            }
-        }
+        start();
         if !MESSAGES.write(bytes) {
             out(bytes);
         }
@@ -156,6 +166,20 @@ struct State {
     stalled: bool,
     /// Whether the writing thread exists.
     started: bool,
+}
+
+impl State {
+    /// Queues a message; false if it is dropped.
+    fn push(&mut self, bytes: &[u8]) -> bool {
+        if self.bytes + bytes.len() > KEPT_BYTES_MAX {
+            self.lost += 1;
+            return false;
+        }
+        self.bytes += bytes.len();
+        self.taken += 1;
+        self.texts.push_back(bytes.to_vec());
+        true
+    }
 }
 
 /// Messages in transit to the thread that writes them.
@@ -194,6 +218,23 @@ impl Messages {
         self.lock().started = false;
     }
 
+    fn has_queued(&self) -> bool {
+        !self.lock().texts.is_empty()
+    }
+
+    /// Takes what is queued.
+    fn take(&self) -> VecDeque<Vec<u8>> {
+        let mut state = self.lock();
+        state.bytes = 0;
+        state.written = state.taken;
+        std::mem::take(&mut state.texts)
+    }
+
+    /// Queues a message for the thread.
+    fn queue(&self, bytes: &[u8]) {
+        self.lock().push(bytes);
+    }
+
     /// Queues a message, and waits up to a limit until it is written; returns false without a
     /// writing thread.
     fn write(&self, bytes: &[u8]) -> bool {
@@ -201,13 +242,9 @@ impl Messages {
         if !state.started {
             return false;
         }
-        if state.bytes + bytes.len() > KEPT_BYTES_MAX {
-            state.lost += 1;
+        if !state.push(bytes) {
             return true;
         }
-        state.bytes += bytes.len();
-        state.taken += 1;
-        state.texts.push_back(bytes.to_vec());
         self.changed.notify_all();
         let number = state.taken;
         if !state.stalled {
@@ -323,6 +360,19 @@ mod tests {
             assert!(MESSAGES.flush(LIMIT));
             assert_eq!(read.try_recv().expect("it is out"), b"one");
         }
+    }
+
+    #[test]
+    fn what_is_queued_before_the_thread_exists_comes_first() {
+        static MESSAGES: Messages = Messages::new();
+        MESSAGES.queue(b"early");
+        assert!(MESSAGES.has_queued());
+        let (permit, read) = gated(&MESSAGES);
+        drop(permit);
+        assert!(MESSAGES.write(b"late"));
+        assert!(MESSAGES.flush(LIMIT) && !MESSAGES.has_queued());
+        let read: Vec<_> = read.try_iter().collect();
+        assert_eq!(read, [&b"early"[..], b"late"]);
     }
 
     #[test]

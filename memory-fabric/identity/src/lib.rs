@@ -19,7 +19,7 @@ pub mod presented;
 #[cfg(feature = "certificates")]
 mod provider;
 #[cfg(feature = "certificates")]
-mod revocation;
+pub mod revocation;
 #[cfg(feature = "certificates")]
 mod shared;
 pub mod subject;

@@ -5,6 +5,7 @@
 //! first that it finds.
 
 use rustls::pki_types::CertificateRevocationListDer;
+use rustls::pki_types::pem::PemObject as _;
 use x509_parser::prelude::{CertificateRevocationList, FromDer};
 
 /// AuthorityKeyIdentifier (RFC 5280, section 5.2.1), which distinguishes keys of one name.
@@ -41,9 +42,36 @@ impl ListOf {
 pub(crate) fn newest(
     lists: Vec<CertificateRevocationListDer<'static>>,
 ) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
-    let mut kept: Vec<(ListOf, CertificateRevocationListDer<'static>)> = Vec::new();
-    for list in lists {
-        let of = ListOf::read(&list)?;
+    let lists = lists.into_iter().map(|list| (ListOf::read(&list), list));
+    let kept = newest_by(lists)?;
+    Ok(kept.collect())
+}
+
+/// Returns what of the text of a file has the newest list of each authority.
+///
+/// # Errors
+/// When one is malformed.
+pub fn newest_of(text: &str) -> Result<String, String> {
+    const BEGIN: &str = "-----BEGIN X509 CRL-----";
+    const END: &str = "-----END X509 CRL-----";
+    let blocks = text.split_inclusive(END);
+    let blocks = blocks.filter_map(|block| block.get(block.find(BEGIN)?..));
+    let lists = blocks.map(|block| {
+        let list = CertificateRevocationListDer::from_pem_slice(block.as_bytes());
+        let of = list.map_err(|error| error.to_string());
+        (of.and_then(|list| ListOf::read(&list)), block)
+    });
+    let kept = newest_by(lists)?;
+    Ok(kept.map(|block| block.to_owned() + "\n").collect())
+}
+
+/// Returns the newest of each authority.
+fn newest_by<T>(
+    lists: impl Iterator<Item = (Result<ListOf, String>, T)>,
+) -> Result<impl Iterator<Item = T>, String> {
+    let mut kept: Vec<(ListOf, T)> = Vec::new();
+    for (of, list) in lists {
+        let of = of?;
         let is_same = |other: &ListOf| other.issuer == of.issuer && other.key == of.key;
         match kept.iter_mut().find(|(other, _)| is_same(other)) {
             Some(other) if other.0.age < of.age => *other = (of, list),
@@ -51,5 +79,5 @@ pub(crate) fn newest(
             None => kept.push((of, list)),
         }
     }
-    Ok(kept.into_iter().map(|(_, list)| list).collect())
+    Ok(kept.into_iter().map(|(_, list)| list))
 }

@@ -1,12 +1,12 @@
 //! What members of a cluster have: keys, requests and certificates, as files in a directory.
 
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use fabric_identity::credentials::{AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE};
 use fabric_identity::files::{self, Readers};
-use fabric_identity::{NAME, Role, Subject};
+use fabric_identity::{NAME, Role, Subject, revocation};
 use rcgen::{
     CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose, SanType,
@@ -142,7 +142,7 @@ impl Issued {
     /// Writes the files into a directory, and returns what the authority remembers of the certificate.
     /// A member that trusts other authorities as well continues to do so.
     pub(crate) fn write(self, path: &Path) -> Result<Entry, PkiError> {
-        let (authorities, revoked) = self.beside_others(path);
+        let (authorities, revoked) = self.beside_others(path)?;
         for (name, content) in [
             (AUTHORITIES_FILE, &authorities),
             (REVOKED_FILE, &revoked),
@@ -154,21 +154,29 @@ impl Issued {
     }
 
     /// Returns the authorities and the lists of a member with these files.
-    fn beside_others(&self, path: &Path) -> (String, String) {
-        let there = |name| fs::read_to_string(path.join(name)).unwrap_or_default();
-        let (authorities, mut revoked) = (there(AUTHORITIES_FILE), there(REVOKED_FILE));
+    fn beside_others(&self, path: &Path) -> Result<(String, String), PkiError> {
+        let authorities = there(&path.join(AUTHORITIES_FILE))?;
         if !has_others(&authorities, &self.authority) {
-            return (self.authority.clone(), self.revoked.clone());
+            return Ok((self.authority.clone(), self.revoked.clone()));
         }
-        // The newest list of an authority counts.
-        if !revoked.contains(self.revoked.trim()) {
-            if !revoked.is_empty() && !revoked.ends_with('\n') {
-                revoked.push('\n');
-            }
-            revoked.push_str(&self.revoked);
-        }
-        (authorities, revoked)
+        let lists = path.join(REVOKED_FILE);
+        let revoked = there(&lists)? + "\n" + &self.revoked;
+        let revoked = revocation::newest_of(&revoked);
+        let revoked = revoked.map_err(|reason| PkiError::Content {
+            path: lists,
+            reason,
+        })?;
+        Ok((authorities, revoked))
     }
+}
+
+/// Returns a file of PEM as text; what does not exist is empty.
+fn there(path: &Path) -> Result<String, PkiError> {
+    if !path.try_exists().unwrap_or(true) {
+        return Ok(String::new());
+    }
+    // What is no text is between its parts.
+    Ok(String::from_utf8_lossy(&files::read(path)?).into_owned())
 }
 
 /// Whether a list of authorities has this one and others.

@@ -239,7 +239,7 @@ impl<P: Peers> Engine<P> {
         if !self.cache.is_alone(page) || self.tables.has(page) || !self.frames.is_resident(page) {
             return Ok(false);
         }
-        if !self.home_waits.may_write(page) {
+        if self.home_waits.is_writing(page) {
             return Ok(false);
         }
         let mut actions = self.actions();

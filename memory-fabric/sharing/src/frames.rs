@@ -76,17 +76,25 @@ const fn protection(writable: bool) -> Protection {
     }
 }
 
+/// Attempts to find out whether write protection is kept: a host may be too busy for one.
+const PROBES_MAX: usize = 3;
+
 /// Whether a page that nodes share stays write-protected whatever the kernel does: found once in a
-/// process. What could not be found out does not count.
+/// process. What cannot be found out does not count.
 fn is_protection_kept() -> bool {
     static KEPT: OnceLock<bool> = OnceLock::new();
-    *KEPT.get_or_init(|| match protection::is_kept() {
-        Ok(kept) => kept,
-        Err(error) => {
-            tracing::warn!("cannot find out whether write protection is kept: {error}");
-            false
+    for _ in 0..PROBES_MAX {
+        if let Some(kept) = KEPT.get() {
+            return *kept;
         }
-    })
+        match protection::is_kept() {
+            Ok(kept) => return *KEPT.get_or_init(|| kept),
+            Err(error) => {
+                tracing::warn!("cannot find out whether write protection is kept: {error}");
+            }
+        }
+    }
+    false
 }
 
 impl Frames {

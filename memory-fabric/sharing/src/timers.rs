@@ -70,11 +70,16 @@ impl HomeWaits {
         }
     }
 
-    /// Whether a page may be written to its home now. An earlier write of it must have been answered:
-    /// its answer would be taken for that of the next one, while the home has older bytes.
-    pub(crate) fn may_write(&self, page: PageIndex) -> bool {
+    /// Whether a write of a page is not answered. Its answer would be taken for that of the next one,
+    /// while the home has older bytes.
+    pub(crate) fn is_writing(&self, page: PageIndex) -> bool {
         let is_it = |(_, what, write): &(Instant, PageIndex, bool)| *write && *what == page;
-        self.writes < WRITES_MAX && !self.waiting.iter().any(is_it)
+        self.waiting.iter().any(is_it)
+    }
+
+    /// Whether a page may be written to its home now.
+    pub(crate) fn may_write(&self, page: PageIndex) -> bool {
+        self.writes < WRITES_MAX && !self.is_writing(page)
     }
 
     pub(crate) fn begin(&mut self, page: PageIndex, write: bool) {
@@ -131,7 +136,7 @@ impl Sweeper {
         if !directory.has_split_blocks() || self.next.is_some_and(|next| now < next) {
             return None;
         }
-        // It goes on at once if it is interrupted.
+        // An interrupted round continues at the next pass.
         self.next.get_or_insert(now);
         let blocks = directory.blocks();
         while self.block < blocks {

@@ -170,7 +170,8 @@ fn disk_block_device(context: &Context<'_>) -> Result {
         1,
         "p=/tmp/p; dd if=/dev/urandom of=$p bs=1M count=8; echo made=$(sha256sum <$p); \
          echo size=$(blockdev --getsize64 /dev/vda); \
-         dd if=$p of=/dev/vda bs=1M conv=fsync; echo written=$?; faultprobe --bytes 64M",
+         dd if=$p of=/dev/vda bs=1M conv=fsync; echo written=$?; \
+         blkdiscard -o 16777216 -l 8388608 /dev/vda; echo discarded=$?; faultprobe --bytes 64M",
     );
     guest.cmdline.push_str(" ssi_modules=virtio_blk");
     guest.more.extend(["--disk", "path=/dev/nbd0"]);
@@ -192,6 +193,10 @@ fn disk_block_device(context: &Context<'_>) -> Result {
     ensure!(
         word_after(console, "written=")? == "0",
         "it cannot be written"
+    );
+    ensure!(
+        word_after(console, "discarded=")? == "0",
+        "it cannot be discarded"
     );
     script("nbd-client -d /dev/nbd0")?;
     let stored = script("dd if=/tmp/device bs=1M count=8 | sha256sum")?;

@@ -196,17 +196,17 @@ impl Client {
 
     async fn connected(&self, endpoint: &Endpoint) -> Result<SendRequest<Full<Bytes>>, EtcdError> {
         let none = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
-        let mut last = self.unreachable(&none.to_string());
+        let mut first = None;
         let count = u32::try_from(endpoint.addresses.len()).unwrap_or(u32::MAX);
         let each = ATTEMPT_TIME_MAX / count.max(1);
         for &address in &endpoint.addresses {
             let reached = timeout(each, self.connected_to(endpoint, address)).await;
             match reached.unwrap_or_else(|_| Err(self.silent())) {
                 Ok(sender) => return Ok(sender),
-                Err(error) => last = error,
+                Err(error) => first = first.or(Some(error)),
             }
         }
-        Err(last)
+        Err(first.unwrap_or_else(|| self.unreachable(&none.to_string())))
     }
 
     async fn connected_to(

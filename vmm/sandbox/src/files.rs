@@ -1,5 +1,6 @@
 //! Files, by Landlock.
 
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use landlock::{
@@ -78,7 +79,14 @@ pub(crate) fn restrict(sandbox: &Sandbox) -> Result<Option<Vec<PathFd>>, Ruleset
     rules.add(SYSTEM.iter().map(PathBuf::from).chain(libraries), read);
     rules.add(DEVICES, of_devices());
     rules.add(&sandbox.read, read);
-    rules.add(&sandbox.write, of_written_files());
+    let is_block = |path: &&PathBuf| {
+        let found = path.metadata();
+        found.is_ok_and(|found| found.file_type().is_block_device())
+    };
+    let (devices, files): (Vec<_>, Vec<_>) = sandbox.write.iter().partition(is_block);
+    rules.add(files, of_written_files());
+    // Discards are an ioctl of a device.
+    rules.add(devices, of_written_files() | AccessFs::IoctlDev);
     rules.add(&sandbox.directories, of_directories());
     let mut ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(VERSION))?

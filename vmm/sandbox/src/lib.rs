@@ -39,7 +39,7 @@ pub enum SandboxError {
     /// Files would stay unrestricted for other threads, with which this one shares its memory.
     #[error("files cannot be restricted for threads that exist already: {0}")]
     Threads(String),
-    /// Nobody says whether there are other threads.
+    /// It is not known whether there are other threads.
     #[error("cannot list the threads of this process in /proc/self/task")]
     UnknownThreads(#[source] io::Error),
     /// The kernel refuses the filter of system calls.

@@ -85,8 +85,8 @@ pub struct DrainConfig {
     #[arg(long, value_name = "NODE")]
     pub node: Option<String>,
 
-    /// A donor that gets its memory, HOST:PORT[,name=NAME][,zone=ZONE][,fingerprint=HEX]; may
-    /// be repeated. Without it, the other donors of the VM get it
+    /// A donor that gets its memory, HOST:PORT[,name=NAME][,zone=ZONE]...; may be
+    /// repeated. Without it, the other donors of the VM get it
     #[arg(long, value_name = "DONOR", requires = "node")]
     pub to: Vec<Donor>,
 
@@ -107,8 +107,8 @@ pub struct RebalanceConfig {
     #[arg(value_name = "VM")]
     pub vm: String,
 
-    /// A donor that joins first, HOST:PORT[,memory=SIZE][,name=NAME][,zone=ZONE][,fingerprint=HEX];
-    /// may be repeated. Without memory=, it lends as much as the largest donor, or less
+    /// A donor that joins first, HOST:PORT[,memory=SIZE][,name=NAME]...; may be
+    /// repeated. Without memory=, it lends as much as the largest donor, or less
     #[arg(long, value_name = "DONOR", conflicts_with = "stop")]
     pub add: Vec<Donor>,
 

@@ -114,7 +114,7 @@ pub(super) struct RunArgs {
     )]
     balloon: Switch,
 
-    /// A disk, path=FILE[,readonly]...; repeatable
+    /// A disk, path=FILE[,readonly][,raw]...; repeatable
     #[arg(long = "disk", value_name = "DISK", help_heading = "Guest")]
     disks: Vec<DiskArg>,
 

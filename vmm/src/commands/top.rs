@@ -186,7 +186,7 @@ fn show(
             return Ok(ExitCode::Success);
         }
         let now = Wanted::by(&view);
-        // Other keys query nothing: rates are those of whole intervals.
+        // Other keys query nothing, which would make rates those of parts of intervals.
         if now != asked {
             asked = now;
             // The thread ends with this one.

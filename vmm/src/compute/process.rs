@@ -70,7 +70,7 @@ fn shortened(mut reason: String) -> String {
 }
 
 fn run() -> Result<()> {
-    let direct = stderr::Direct::begin();
+    let delayed = stderr::Delayed::begin();
     // What a service manager sends to all processes of the node.
     for signal in [SIGHUP, SIGUSR1] {
         flag::register(signal, Arc::default()).context("cannot ignore signals for the node")?;
@@ -94,7 +94,7 @@ fn run() -> Result<()> {
     let _restricted = be_alone()
         .and_then(|()| Sandbox::default().enter())
         .context("cannot restrict this process")?;
-    drop(direct);
+    drop(delayed);
     let listeners = match secured {
         true => Listeners::secured(address, request.vm, request.me),
         false => Listeners::bind(address),

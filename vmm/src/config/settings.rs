@@ -65,7 +65,7 @@ pub struct RunSettings {
     /// Let the guest report free memory
     #[serde(with = "choice")]
     pub balloon: Switch,
-    /// A disk, path=FILE[,readonly]: a raw image or a block device; repeatable
+    /// A disk, path=FILE[,readonly][,raw]: a raw image or a block device; repeatable
     #[serde(rename = "disk", skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskArg>,
     /// A network card on a tap, tap=NAME[,mac=MAC]; repeatable

@@ -75,7 +75,9 @@ mod tests {
 
     #[test]
     fn an_rdma_device_is_named() {
-        let host = FakeHost::new().file("/sys/class/infiniband/rxe0/node_type", "1: CA\n");
+        let host = FakeHost::new()
+            .file("/etc/os-release", "ID=debian\n")
+            .file("/sys/class/infiniband/rxe0/node_type", "1: CA\n");
         let seen = Ok(vec!["rxe0 port 1 active 10.0.0.1".to_owned()]);
         let finding = rdma(&host.host(), &seen);
         assert_eq!(finding.status, Status::Ok);

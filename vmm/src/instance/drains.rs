@@ -146,8 +146,7 @@ impl VmDrains {
         }
     }
 
-    /// Begins to drain a donor, and waits `until` then for its memory to move; the preparation
-    /// continues after that.
+    /// Begins to drain a donor, and waits `until` then for its memory to move.
     pub fn begin(
         &self,
         node: NodeId,
@@ -294,13 +293,10 @@ pub(super) fn newcomers(
     to: Vec<DonorAddress>,
     before: &[Lender],
 ) -> impl Iterator<Item = DonorAddress> {
-    let mut new = to;
-    new.retain(|donor| {
-        before
-            .iter()
-            .all(|lender| lender.address != Some(donor.address))
-    });
-    new.into_iter()
+    to.into_iter().filter(|donor| {
+        let mut before = before.iter();
+        before.all(|lender| lender.address != Some(donor.address))
+    })
 }
 
 /// Returns those of `named` that have not left, as they were named last: all hold copies, or have

@@ -52,7 +52,7 @@ pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
 
 fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let started = Instant::now();
-    let direct = stderr::Direct::begin();
+    let delayed = stderr::Delayed::begin();
     let (with_donors, members) = Members::find(settings)?.unzip();
     let settings = with_donors.as_ref().unwrap_or(settings);
     let members = members.map(Arc::new);
@@ -65,7 +65,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     // Before the sandbox: it asks the host's busybox what that can do.
     let exec = Exec::prepare(config);
     let confinement = &sandbox::enter(config).map_err(RunError::Sandbox)?;
-    drop(direct);
+    drop(delayed);
     let supervisor = Supervisor::start(config, report_file.clone())
         .map_err(RunError::host("watch for signals"))?;
     let mut report = Report::new(host::detect());

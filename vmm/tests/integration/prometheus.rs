@@ -239,6 +239,7 @@ fn is_elsewhere(expression: &str) -> bool {
         "_rejected_",
         "_degraded_",
         "_wrong_",
+        "_replicated_",
     ]
     .iter()
     .any(|part| expression.contains(part))

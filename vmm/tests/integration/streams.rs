@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ssi_hv::exit::ExitCode;
 
-use crate::running::{LIMIT, Place, Running, count};
+use crate::running::{LIMIT, Place, Running, count, end, until};
 use crate::sandbox::of_threads;
 use crate::support;
 
@@ -188,7 +188,7 @@ fn messages_that_nobody_reads_keep_no_report_from_being_written() {
         .stderr(writer);
     let mut vm = Killed(command.spawn().expect("it starts"));
     // It waits for the donor, and is ended by force.
-    silent.accept().expect("a connection");
+    assert!(end::is_readable(&silent, LIMIT), "it does not connect");
     vm.signal(libc::SIGTERM);
     vm.is_terminated(|_| {});
     let written = fs::read_to_string(&report).expect("a report");
@@ -220,6 +220,11 @@ fn a_vm_that_is_to_outlive_its_terminal_does() {
         assert_ne!(ignored & 1 << (libc::SIGHUP - 1), 0, "{ignored:#x}");
     }
     vm.signal(libc::SIGHUP);
+    let before = faults(&place);
+    until(|| match faults(&place) {
+        now if now > before + 5000 => Ok(()),
+        now => Err(format!("{before} faults before, {now} now")),
+    });
     assert_eq!(vm.end(libc::SIGTERM), Some(143));
 }
 

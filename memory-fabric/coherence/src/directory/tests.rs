@@ -215,7 +215,7 @@ fn a_requester_that_never_unblocks_is_named_when_its_deadline_is_over() {
     assert_eq!(served.directory.page_overdue(PAGE, grant.number), Ok(()));
     let again = served.handle(3, &unblock);
     assert_eq!(again, Err(Violation::UnblockNotAsked(PAGE).of(member(3))));
-    // Whoever is next is not late by the deadline of the one before.
+    // The deadline of one transaction is not that of the next.
     let next = served.get(2, Want::Write, false);
     assert_eq!(served.directory.page_overdue(PAGE, grant.number), Ok(()));
     let overdue = served.directory.page_overdue(PAGE, next.number);

@@ -40,6 +40,8 @@ fn a_member_of_two_authorities_stays_one_when_its_certificate_is_replaced() {
         let alpha = Credentials::load(&at("alpha")).unwrap();
         alpha.confirm(&web).expect("of the old authority");
         alpha.confirm(&gone).expect_err("by the new list");
+        let lists = std::fs::read_to_string(at("alpha").join(REVOKED_FILE)).unwrap();
+        assert_eq!(lists.matches("BEGIN X509 CRL").count(), 2, "one of each");
     }
     // Who trusts one authority gets the files of that one.
     let renewed = old.renew(&at("web").join("cert.pem"), YEAR, &at("web"));

@@ -320,12 +320,6 @@ impl Driver {
         self.check()
     }
 
-    /// Acknowledges all received data, since this end is not driven for a while.
-    pub fn acknowledge(&mut self) {
-        self.connection.ping();
-        self.transmit();
-    }
-
     /// Reads received data: whole frames, one after the other. Returns 0 when the peer has closed
     /// the connection in order.
     ///

@@ -13,7 +13,7 @@ const COLUMNS: usize = 64;
 const LEGEND: &str = "\
 .  never written, or all zero        -  touched, and nothing of it is here
 1 to 9  tenths of what was touched that are here     #  all of it is here
-*  here at least in part, with a fault for each fourth of its pages or more in the last 20 s
+*  here, or a part of it, and as many faults in 20 s as a quarter of its pages
 ";
 
 /// Formats the map; blocks with recent faults are in colour if `colour` is set.

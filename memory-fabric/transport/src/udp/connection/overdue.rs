@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_that_somebody_has_forged_ends_no_connection() {
+    fn a_forged_refusal_ends_no_connection() {
         let (mut vm, mut donor) = connected();
         let deadline = Instant::now() + PATIENCE;
         for number in 1..=2 {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_late_goes_on() {
+    fn a_late_peer_keeps_its_connection() {
         let (mut vm, mut donor) = connected();
         let deadline = Instant::now() + PATIENCE;
         donor.ask_if_silent(Instant::now() + SILENCE);

@@ -8,6 +8,12 @@ use super::Driver;
 use std::time::Instant;
 
 impl Driver {
+    /// Acknowledges all received data, since this end is not driven for a while.
+    pub fn acknowledge(&mut self) {
+        self.connection.ping();
+        self.transmit();
+    }
+
     /// Drives the connection until each end has acknowledged what the other has sent, the deadline
     /// has come, or the connection has failed. Does not wait for what the peer sends unasked after
     /// that. Call it after [`acknowledge`](Self::acknowledge).
