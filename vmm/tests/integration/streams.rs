@@ -136,21 +136,26 @@ fn pipe_without_reader(place: &Place) -> PathBuf {
     path
 }
 
+/// The command of a VM whose donor accepts connections and sends nothing.
+fn of_silent_donor(place: &Place) -> (Command, TcpListener) {
+    let kernel = place.path("kernel");
+    fs::write(&kernel, tiny_guests::elf(tiny_guests::hello::code())).expect("is written");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("an address").to_string();
+    let mut command = place.command(&["run", "--memory", "64M", "--local-memory", "16M"]);
+    command.args(["--transport", "tcp", "--donor", &address]);
+    command.args(["--kernel", &kernel]);
+    (command, silent)
+}
+
 #[test]
 fn a_report_that_nobody_reads_keeps_no_vm_from_ending() {
     if !support::kvm_is_there() {
         return;
     }
     let place = Place::new();
-    let kernel = place.directory.path().join("kernel");
-    fs::write(&kernel, tiny_guests::elf(tiny_guests::hello::code())).expect("is written");
-    // It accepts connections and sends nothing.
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = silent.local_addr().expect("an address").to_string();
-    let mut command = place.command(&["run", "--memory", "64M", "--local-memory", "16M"]);
+    let (mut command, _silent) = of_silent_donor(&place);
     command
-        .args(["--transport", "tcp", "--donor", &address, "--kernel"])
-        .arg(kernel)
         .arg("--report")
         .arg(pipe_without_reader(&place))
         .stderr(Stdio::null());
@@ -171,21 +176,13 @@ fn messages_that_nobody_reads_keep_no_report_from_being_written() {
         return;
     }
     let place = Place::new();
-    let kernel = place.directory.path().join("kernel");
-    fs::write(&kernel, tiny_guests::elf(tiny_guests::hello::code())).expect("is written");
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = silent.local_addr().expect("an address").to_string();
+    let (mut command, silent) = of_silent_donor(&place);
     let (_reader, mut writer) = io::pipe().expect("a pipe");
     while has_room(&writer) {
         writer.write_all(&[b'x'; 4096]).expect("there is room");
     }
     let report = place.path("report.json");
-    let mut command = place.command(&["run", "-v", "--memory", "64M", "--local-memory", "16M"]);
-    command
-        .args(["--transport", "tcp", "--donor", &address, "--report"])
-        .args([&report, "--kernel"])
-        .arg(kernel)
-        .stderr(writer);
+    command.args(["-v", "--report", &report]).stderr(writer);
     let mut vm = Killed(command.spawn().expect("it starts"));
     // It waits for the donor, and is ended by force.
     assert!(end::is_readable(&silent, LIMIT), "it does not connect");
