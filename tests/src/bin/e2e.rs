@@ -29,6 +29,14 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let is_unknown = |name: &&String| {
+        let name = std::slice::from_ref(*name);
+        Plan::all().named(name).scenarios().next().is_none() && native::named(name).is_empty()
+    };
+    if let Some(name) = args.names.iter().find(is_unknown) {
+        eprintln!("e2e: no scenario is called {name}: see --list");
+        return ExitCode::from(2);
+    }
     let mut chosen = Plan::all();
     if !args.names.is_empty() {
         chosen = chosen.named(&args.names);
@@ -44,13 +52,6 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let needs_beds = chosen.scenarios().next().is_some();
-    if !needs_beds && native.is_empty() {
-        eprintln!(
-            "e2e: no scenario is called {}: see --list",
-            args.names.join(" or ")
-        );
-        return ExitCode::from(2);
-    }
     let mut summary = Summary::default();
     if let Err(error) = run(&chosen, &native, needs_beds, &args, &mut summary) {
         eprintln!("e2e: {error:#}");
