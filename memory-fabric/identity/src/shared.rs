@@ -205,7 +205,7 @@ impl SharedCredentials {
         let Some(directory) = &self.directory else {
             return;
         };
-        // Until the end, so that no other thread puts what it has read later into use earlier.
+        // Held until the files are in use: a thread that reads newer ones must not be overtaken.
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = Stamps::of(&path_now(directory));
         if *read == found {

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 static LENT: Seldom = Seldom::notices();
 static RETURNED: Seldom = Seldom::notices();
 
-/// Silence of a control connection after which its VM is asked whether it is there: two renewals are
-/// late.
+/// Silence of a control connection after which its VM is asked whether it is there: twice the time
+/// between renewals.
 const OVERDUE_AFTER: Duration = RENEWAL_INTERVAL_MAX.saturating_mul(2);
 
 /// State that the connections of a donor share.

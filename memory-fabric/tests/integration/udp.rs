@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 const GUEST: u64 = 24 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
+/// Interval of requests to a donor that may have memory later, of which nothing tells.
+const ASK_INTERVAL: Duration = Duration::from_millis(200);
+
 fn over_udp(donor: SocketAddr) -> FabricConfig {
     FabricConfig {
         transport: TransportKind::Udp,
@@ -229,7 +232,7 @@ fn the_memory_of_a_vm_that_was_killed_is_not_kept_for_its_whole_lease() {
             Ok(_) => break other,
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(ASK_INTERVAL);
     };
     drop((control, other));
 }
