@@ -164,7 +164,5 @@ pub enum LocalPage {
     Dirty {
         /// May be mapped writable.
         writable: bool,
-        /// A write-back is in flight, and was cancelled.
-        in_flight: bool,
     },
 }

@@ -54,7 +54,7 @@ pub enum Evict {
 }
 
 /// How a write-back ended.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Written {
     /// The home stores the bytes.
     Home,

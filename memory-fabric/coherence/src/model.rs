@@ -2,6 +2,7 @@
 
 mod checks;
 mod explore;
+mod homes;
 mod hostile;
 mod mutants;
 mod node;

@@ -68,7 +68,8 @@ pub(crate) enum Mutation {
     DropWithoutWait,
     /// A write-back is not cancelled by a touch.
     IgnoreTouch,
-    /// A second write-back starts while the first is in flight, and takes its answer.
+    /// A runtime starts a second write-back of a page before the first is answered, and takes its
+    /// answer.
     MixWriteBacks,
     /// A home stores what it is sent, whatever the number.
     HomeTakesAll,

@@ -19,7 +19,7 @@ use fabric_peers::Peers;
 
 use crate::Failure;
 use crate::engine::Engine;
-use crate::owned::Give;
+use crate::owned::{Ended, Give};
 
 /// Pages that leave ahead of the faults that need their memory.
 pub(crate) const RESERVE: usize = 64;
@@ -211,11 +211,12 @@ impl<P: Peers> Engine<P> {
 
     fn end_write_back(&mut self, page: PageIndex, written: Written) -> Result<(), Failure> {
         if self.owned.has(page) {
-            if written == Written::Refused {
-                return Err(Failure::Defect("the home refused its block's owner", page));
-            }
-            if self.owned.was_written(page, written == Written::Zero) == Some(true) {
-                self.free(page);
+            match self.owned.was_written(page, written) {
+                Ended::Left => self.free(page),
+                Ended::Kept => {}
+                Ended::Refused => {
+                    return Err(Failure::Defect("the home refused its block's owner", page));
+                }
             }
             return Ok(());
         }

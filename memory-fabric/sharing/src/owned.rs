@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use fabric_coherence::message::Behind;
-use fabric_coherence::{BlockIndex, LocalPage};
+use fabric_coherence::{BlockIndex, LocalPage, Written};
 use fabric_homes::BLOCK_PAGES;
 use fabric_pages::page::{PageIndex, PageRange};
 
@@ -17,14 +17,6 @@ pub(crate) const PAGES: usize = BLOCK_PAGES as usize;
 struct Reading {
     page: PageIndex,
     write: bool,
-}
-
-/// A page that is written to its home on another node.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Writing {
-    page: PageIndex,
-    /// The page was touched in the meantime.
-    is_cancelled: bool,
 }
 
 /// What a touch needs.
@@ -55,21 +47,30 @@ pub(crate) enum Give {
     Nothing,
 }
 
+/// How a write-back ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Ended {
+    /// The page is to be freed.
+    Left,
+    /// It stays.
+    Kept,
+    /// The home does not have the only bytes of the page.
+    Refused,
+}
+
 /// The blocks that this node owns.
 #[derive(Debug, Default)]
 pub(crate) struct OwnedBlocks {
     blocks: HashMap<BlockIndex, Box<[LocalPage; PAGES]>>,
     reading: Vec<Reading>,
-    writing: Vec<Writing>,
+    /// Pages whose write-backs are on their way to homes on other nodes, and that no touch has kept.
+    leaving: Vec<PageIndex>,
     /// Blocks that are to be given up when no page of them is being read.
     splitting: Vec<BlockIndex>,
 }
 
 /// A page that is mapped writable.
-const DIRTY: LocalPage = LocalPage::Dirty {
-    writable: true,
-    in_flight: false,
-};
+const DIRTY: LocalPage = LocalPage::Dirty { writable: true };
 
 /// The block of a page.
 pub(crate) const fn block_of(page: PageIndex) -> BlockIndex {
@@ -149,18 +150,10 @@ impl OwnedBlocks {
                 }
                 Need::Map { writable: write }
             }
-            LocalPage::Dirty {
-                writable,
-                in_flight,
-            } => {
+            LocalPage::Dirty { writable } => {
                 let writable = writable || write;
-                *local = LocalPage::Dirty {
-                    writable,
-                    in_flight,
-                };
-                if let Some(writing) = self.writing.iter_mut().find(|one| one.page == page) {
-                    writing.is_cancelled = true;
-                }
+                *local = LocalPage::Dirty { writable };
+                self.leaving.retain(|leaving| *leaving != page);
                 Need::Map { writable }
             }
         }
@@ -180,7 +173,7 @@ impl OwnedBlocks {
         Some(write)
     }
 
-    /// The evictor chose a page of an owned block.
+    /// The evictor chose a page of an owned block, of which no write-back is unanswered.
     pub(crate) fn evict(&mut self, page: PageIndex) -> Give {
         let Some(local) = self.page(page) else {
             return Give::Nothing;
@@ -193,60 +186,48 @@ impl OwnedBlocks {
                 };
                 Give::Drop
             }
-            LocalPage::Dirty {
-                in_flight: false, ..
-            } => {
-                *local = LocalPage::Dirty {
-                    writable: false,
-                    in_flight: true,
-                };
-                self.writing.push(Writing {
-                    page,
-                    is_cancelled: false,
-                });
+            LocalPage::Dirty { .. } => {
+                *local = LocalPage::Dirty { writable: false };
+                self.leaving.push(page);
                 Give::WriteBack
             }
-            LocalPage::Zero | LocalPage::Home | LocalPage::Dirty { .. } => Give::Nothing,
+            LocalPage::Zero | LocalPage::Home => Give::Nothing,
         }
     }
 
     /// The guest does not need the bytes of a page, which is zero from now on. Returns whether it has a
     /// frame, to be unmapped and freed, or `None` if the page is on its way and stays as it is.
     pub(crate) fn discard(&mut self, page: PageIndex) -> Option<bool> {
-        if self.reading.iter().any(|one| one.page == page) {
+        if self.reading.iter().any(|one| one.page == page) || self.leaving.contains(&page) {
             return None;
         }
         let local = self.page(page)?;
         let has_frame = match *local {
             LocalPage::Zero | LocalPage::Home => false,
-            LocalPage::Clean(_)
-            | LocalPage::Dirty {
-                in_flight: false, ..
-            } => true,
-            LocalPage::Dirty { .. } => return None,
+            LocalPage::Clean(_) | LocalPage::Dirty { .. } => true,
         };
         *local = LocalPage::Zero;
         Some(has_frame)
     }
 
-    /// A write-back ended: the home has the bytes, or the page is `zero`. Returns whether to free
-    /// the page, or `None` if the write-back was not of an owned block.
-    pub(crate) fn was_written(&mut self, page: PageIndex, zero: bool) -> Option<bool> {
-        let place = self.writing.iter().position(|one| one.page == page);
-        let writing = place.map(|place| self.writing.swap_remove(place));
-        let local = self.page(page)?;
-        if let LocalPage::Dirty { in_flight, .. } = local {
-            if writing.is_some_and(|one| !one.is_cancelled) {
-                *local = if zero {
-                    LocalPage::Zero
-                } else {
-                    LocalPage::Home
-                };
-                return Some(true);
-            }
-            *in_flight = false;
+    /// A write-back of a page of an owned block ended. Returns whether to free the page: unless a touch
+    /// has cancelled the write-back, or the block came with it from the split protocol, where the page
+    /// had other owners meanwhile, so that the home may have refused it.
+    pub(crate) fn was_written(&mut self, page: PageIndex, written: Written) -> Ended {
+        let place = self.leaving.iter().position(|leaving| *leaving == page);
+        if place.map(|place| self.leaving.swap_remove(place)).is_none() {
+            return Ended::Kept;
         }
-        Some(false)
+        let left = match written {
+            Written::Home => LocalPage::Home,
+            Written::Zero => LocalPage::Zero,
+            Written::Refused => return Ended::Refused,
+        };
+        let Some(local) = self.page(page) else {
+            return Ended::Kept;
+        };
+        *local = left;
+        Ended::Left
     }
 
     /// The block is to be given up; [`Self::stopped`] returns it when it can be.
@@ -261,8 +242,8 @@ impl OwnedBlocks {
         let place = self.splitting.iter().position(|block| !is_read(*block))?;
         let block = self.splitting.swap_remove(place);
         let pages = self.blocks.remove(&block)?;
-        // What is being written back is here still: the answer ends a cancelled write-back.
-        self.writing.retain(|one| block_of(one.page) != block);
+        // What is being written back is here still, and stays: the answer means nothing.
+        self.leaving.retain(|page| block_of(*page) != block);
         Some((block, pages))
     }
 }
@@ -284,8 +265,7 @@ mod tests {
         let one = PageRange::new(page, 1);
         assert_eq!(owned.touch(page, true, 1), Need::Zeroes(one));
         assert_eq!(owned.evict(page), Give::WriteBack);
-        assert_eq!(owned.evict(page), Give::Nothing, "on its way");
-        assert_eq!(owned.was_written(page, false), Some(true));
+        assert_eq!(owned.was_written(page, Written::Home), Ended::Left);
         assert_eq!(owned.touch(page, false, 1), Need::Home);
         assert_eq!(owned.touch(page, true, 1), Need::Nothing, "being read");
         assert_eq!(owned.was_read(page), Some(true), "for the write");
@@ -310,10 +290,20 @@ mod tests {
         owned.touch(page, true, 1);
         owned.evict(page);
         assert_eq!(owned.touch(page, true, 1), Need::Map { writable: true });
-        assert_eq!(owned.evict(page), Give::Nothing, "one write-back at a time");
-        assert_eq!(owned.was_written(page, false), Some(false));
+        assert_eq!(owned.was_written(page, Written::Home), Ended::Kept);
         assert_eq!(owned.page(page), Some(&mut DIRTY.clone()));
         assert_eq!(owned.evict(page), Give::WriteBack);
+    }
+
+    #[test]
+    fn a_home_may_refuse_what_a_node_wrote_before_it_owned_the_block() {
+        let mut owned = OwnedBlocks::default();
+        owned.start(BlockIndex(0), &[DIRTY, DIRTY]);
+        let [before, since] = [0, 1].map(PageIndex::new);
+        assert_eq!(owned.was_written(before, Written::Refused), Ended::Kept);
+        assert_eq!(owned.page(before), Some(&mut DIRTY.clone()));
+        assert_eq!(owned.evict(since), Give::WriteBack);
+        assert_eq!(owned.was_written(since, Written::Refused), Ended::Refused);
     }
 
     #[test]
@@ -328,12 +318,12 @@ mod tests {
         owned.touch(leaves, true, 1);
         owned.evict(leaves);
         assert_eq!(owned.discard(leaves), None, "being written back");
-        assert_eq!(owned.was_written(leaves, false), Some(true));
+        assert_eq!(owned.was_written(leaves, Written::Home), Ended::Left);
         assert_eq!(owned.discard(leaves), Some(false), "at its home");
         assert_eq!(owned.touch(leaves, false, 1), zeroes(leaves));
         owned.touch(read, true, 1);
         owned.evict(read);
-        owned.was_written(read, false);
+        owned.was_written(read, Written::Home);
         assert_eq!(owned.touch(read, false, 1), Need::Home);
         assert_eq!(owned.discard(read), None, "being read");
         assert_eq!(owned.was_read(read), Some(false));
@@ -362,12 +352,7 @@ mod tests {
             (block, pages[read.index()]),
             (BlockIndex(0), LocalPage::Zero)
         );
-        let in_flight = LocalPage::Dirty {
-            writable: false,
-            in_flight: true,
-        };
-        assert_eq!(pages[written.index()], in_flight);
-        assert_eq!(owned.was_written(written, false), None, "of a split block");
+        assert_eq!(pages[written.index()], LocalPage::Dirty { writable: false });
         assert_eq!(owned.was_read(other), Some(false));
         let (_, pages) = owned.stopped().expect("it was read");
         assert_eq!(pages[3], LocalPage::Clean(Behind::Home));

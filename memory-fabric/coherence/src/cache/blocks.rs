@@ -3,7 +3,7 @@
 use fabric_pages::page::PageIndex;
 
 use super::Cache;
-use super::word::{DIRTY, IN_FLIGHT, State, WANTED, WRITTEN, Word};
+use super::word::{DIRTY, State, WANTED, WRITTEN, Word};
 use crate::action::{CacheAction, LocalPage, Sink};
 use crate::directory::{block_index, first_page};
 use crate::members::Member;
@@ -100,17 +100,10 @@ impl<const PAGES: usize> Cache<PAGES> {
             LocalPage::Clean(Behind::Home) => Word::new(State::Exclusive, 0, number),
             // The directory will take the home to be behind it.
             LocalPage::Clean(Behind::Zero) => Word::new(State::Exclusive, DIRTY, number),
-            LocalPage::Dirty {
-                writable,
-                in_flight,
-            } => {
-                let flags = if in_flight { IN_FLIGHT } else { 0 };
-                if writable {
-                    Word::new(State::Modified, flags | DIRTY | WRITTEN, number)
-                } else {
-                    Word::new(State::Exclusive, flags | DIRTY, number)
-                }
+            LocalPage::Dirty { writable: true } => {
+                Word::new(State::Modified, DIRTY | WRITTEN, number)
             }
+            LocalPage::Dirty { writable: false } => Word::new(State::Exclusive, DIRTY, number),
         };
         let at = |page: &LocalPage| match page {
             LocalPage::Zero => PageAt::Zero,
@@ -196,7 +189,6 @@ impl<const PAGES: usize> Cache<PAGES> {
             // What a put left may not have reached the directory.
             _ if word.has(DIRTY) => LocalPage::Dirty {
                 writable: word.state() == State::Modified,
-                in_flight: word.has(IN_FLIGHT),
             },
             _ => LocalPage::Clean(*behind),
         };

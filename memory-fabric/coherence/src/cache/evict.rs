@@ -3,7 +3,7 @@
 use fabric_pages::page::PageIndex;
 
 use super::blocks::Rights;
-use super::word::{ALONE, DIRTY, IN_FLIGHT, OWNER, State, WANTED, Word};
+use super::word::{ALONE, DIRTY, OWNER, State, WANTED, Word};
 use super::{Cache, Evict, Written};
 use crate::action::{CacheAction, Sink};
 use crate::members::Member;
@@ -12,7 +12,8 @@ use crate::mutation::mutated;
 use crate::offence::{Offence, Violation};
 
 impl<const PAGES: usize> Cache<PAGES> {
-    /// The evictor chose a page that this node does not need.
+    /// The evictor chose a page that this node does not need, and of which no write-back is unanswered,
+    /// be it one that was cancelled: its answer would be taken for that of the next one.
     pub fn evict(&mut self, page: PageIndex, sink: &mut impl Sink<CacheAction>) -> Evict {
         match self.rights(page) {
             Some(Rights::Owned { .. }) => return Evict::Owned,
@@ -26,8 +27,7 @@ impl<const PAGES: usize> Cache<PAGES> {
             State::Invalid => return Evict::NotHere,
             _ => return Evict::InUse,
         }
-        let is_busy = is_dirty && word.has(IN_FLIGHT) && !mutated!(self, MixWriteBacks);
-        if is_busy || self.find(page).is_some() {
+        if self.find(page).is_some() {
             return Evict::InUse;
         }
         sink.push(CacheAction::Zap(page));
@@ -35,7 +35,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         let is_dropped = is_shared && (!word.has(OWNER) || mutated!(self, DropOwned));
         let alone = if is_shared { 0 } else { ALONE };
         if is_dirty && !is_dropped {
-            self.set_word(page, word.with(State::Cleaning, alone | IN_FLIGHT, 0));
+            self.set_word(page, word.with(State::Cleaning, alone, 0));
             let number = word.number();
             sink.push(CacheAction::WriteBack { page, number });
         } else if is_dropped {
@@ -86,7 +86,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         }
     }
 
-    /// A write-back ended.
+    /// A write-back ended, which means nothing if it was cancelled.
     ///
     /// # Errors
     /// When the home refused the bytes of the page's owner: the directory used a number twice.
@@ -100,12 +100,8 @@ impl<const PAGES: usize> Cache<PAGES> {
             return Ok(());
         }
         let word = self.word(page);
-        let word = word.with(word.state(), 0, IN_FLIGHT);
         let left = match written {
-            _ if word.state() != State::Cleaning => {
-                self.set_word(page, word);
-                return Ok(());
-            }
+            _ if word.state() != State::Cleaning => return Ok(()),
             Written::Home => Left::Home,
             Written::Zero => Left::Zero,
             Written::Refused => {

@@ -4,7 +4,7 @@ use fabric_pages::page::PageIndex;
 
 use super::Cache;
 use super::blocks::Rights;
-use super::word::{DIRTY, IN_FLIGHT, State, WRITTEN, Word};
+use super::word::{DIRTY, State, WRITTEN, Word};
 use crate::action::{Bytes, CacheAction, Sink};
 use crate::members::Member;
 use crate::message::{Grant, HOLD_MAX, Right, Source, Want};
@@ -135,8 +135,7 @@ impl<const PAGES: usize> Cache<PAGES> {
             Right::Exclusive if is_dirty => (State::Exclusive, DIRTY),
             Right::Exclusive => (State::Exclusive, 0),
         };
-        let in_flight = self.word(page).flags() & IN_FLIGHT;
-        self.set_word(page, Word::new(state, flags | in_flight, grant.number));
+        self.set_word(page, Word::new(state, flags, grant.number));
         if self.is_protected {
             return;
         }

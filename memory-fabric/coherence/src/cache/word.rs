@@ -31,11 +31,9 @@ pub(super) const DIRTY: u8 = 1;
 pub(super) const WRITTEN: u8 = 1 << 1;
 /// The copy in states Cleaning and Putting is the only one.
 pub(super) const ALONE: u8 = 1 << 2;
-/// A write-back is in flight; it may be one that was cancelled.
-pub(super) const IN_FLIGHT: u8 = 1 << 3;
 /// This node had the page alone before others got shared copies: it sends the bytes to those who ask,
 /// and puts the page back.
-pub(super) const OWNER: u8 = 1 << 5;
+pub(super) const OWNER: u8 = 1 << 3;
 /// A vCPU waits for the end of the state.
 pub(super) const WANTED: u8 = 1 << 4;
 

@@ -249,6 +249,16 @@ fn a_block_is_granted_split_and_merged() {
     };
     let explored = Explored::<1>::new(2, 1, false, budget);
     explore("2 nodes, 1 block, 1 merge, 1 eviction", explored);
+    let budget = Budget {
+        evictions: 2,
+        replayed_writes: 1,
+        ..budget
+    };
+    let explored = Explored::<1>::new(2, 1, false, budget);
+    explore(
+        "2 nodes, 1 block, 1 merge, 2 evictions, repeated writes",
+        explored,
+    );
 }
 
 #[test]
@@ -360,6 +370,16 @@ fn long_explorations() {
     explore("2 nodes, 2 pages, 2 accesses", explored);
     let explored = Explored::<1>::new(3, 1, true, budget(1, 1));
     explore("3 nodes, 1 page, 1 eviction", explored);
+    // A home refuses, late, what a node wrote back before the block became its own.
+    let merged = Budget {
+        sweeps: 1,
+        ..budget(2, 2)
+    };
+    let explored = Explored::<1>::new(2, 1, false, merged);
+    explore(
+        "2 nodes, 1 block, 2 accesses, 1 merge, 2 evictions",
+        explored,
+    );
     let crash = Budget {
         crashes: 1,
         ..budget(1, 0)

@@ -149,6 +149,7 @@ fn run_with_hostile_node(seed: u64) -> Result<u64, String> {
         crashes: false,
         has_policy: false,
         streams: false,
+        is_scarce: false,
     };
     let hostile = member(random.below(plan.nodes));
     let mut simulation = Simulation::new(plan, random, None);

@@ -7,7 +7,7 @@ use fabric_pages::page::PageIndex;
 use super::policy::Policy;
 use super::world::Access;
 use crate::action::{CacheAction, LocalPage};
-use crate::cache::Cache;
+use crate::cache::{Cache, Written};
 use crate::directory::Directory;
 use crate::members::{Member, MemberSet};
 use crate::message::Number;
@@ -32,6 +32,8 @@ pub(super) struct Frame {
     pub(super) peer: Option<(Member, u16)>,
     /// The page's state in the owner's protocol.
     pub(super) local: LocalPage,
+    /// It leaves in the owner's protocol: its write-back is on its way, and no touch has cancelled it.
+    pub(super) leaves: bool,
 }
 
 /// A write-back on its way.
@@ -64,10 +66,14 @@ pub(super) struct Node<const P: usize> {
     pub(super) cache: Cache<P>,
     pub(super) directory: Directory<P>,
     pub(super) frames: Vec<Frame>,
+    /// Whether the owner's protocol serves a block.
+    pub(super) owned: Vec<bool>,
     pub(super) evictor: VecDeque<CacheAction>,
     pub(super) responder: VecDeque<CacheAction>,
     pub(super) reads: VecDeque<PageIndex>,
     pub(super) writes: VecDeque<Write>,
+    /// What homes have answered to writes.
+    pub(super) answers: VecDeque<(PageIndex, Written)>,
     pub(super) holds: Vec<PageIndex>,
     pub(super) vcpu: Vcpu,
     pub(super) accesses: u8,
@@ -105,16 +111,19 @@ impl<const P: usize> Node<P> {
             home: None,
             peer: None,
             local: LocalPage::Zero,
+            leaves: false,
         };
         let room = if nodes > 3 { 16 } else { 3 };
         Self {
             cache: Cache::with_room(me, members, (0..blocks).map(keeper), room),
             directory,
             frames: vec![frame; blocks * P],
+            owned: vec![false; blocks],
             evictor: VecDeque::new(),
             responder: VecDeque::new(),
             reads: VecDeque::new(),
             writes: VecDeque::new(),
+            answers: VecDeque::new(),
             holds: Vec::new(),
             vcpu: Vcpu::Idle,
             accesses: 0,
@@ -130,6 +139,13 @@ impl<const P: usize> Node<P> {
     /// Whether its vCPU runs.
     pub(super) fn runs(&self) -> bool {
         self.is_alive && !self.is_fenced
+    }
+
+    /// Whether a write-back of the page is not answered.
+    pub(super) fn is_writing(&self, page: PageIndex) -> bool {
+        let answers = self.answers.iter().map(|(page, _)| *page);
+        let mut writes = self.writes.iter().map(|write| write.page).chain(answers);
+        writes.any(|written| written == page)
     }
 
     /// Whether the access in progress needs the page.

@@ -3,8 +3,9 @@
 use fabric_pages::page::PageIndex;
 
 use super::node::{Mapped, Vcpu};
-use super::world::{Stored, World};
+use super::world::World;
 use crate::action::LocalPage;
+use crate::cache::Written;
 use crate::directory::block_index;
 use crate::members::Member;
 use crate::message::{Behind, BlockIndex};
@@ -12,8 +13,13 @@ use crate::message::{Behind, BlockIndex};
 impl<const P: usize> World<P> {
     pub(super) fn split_block(&mut self, me: Member, block: BlockIndex) {
         let node = &mut self.nodes[me.index()];
-        let frames = &node.frames[block.index() * P..][..P];
-        let pages = std::array::from_fn(|at| frames[at].local);
+        node.owned[block.index()] = false;
+        let frames = &mut node.frames[block.index() * P..][..P];
+        // What is being written back is here still, and stays: the answer means nothing.
+        let pages = std::array::from_fn(|at| {
+            frames[at].leaves = false;
+            frames[at].local
+        });
         let mut actions = Vec::new();
         node.cache.split(block, &pages, &mut actions);
         self.execute_all(me, actions);
@@ -29,14 +35,16 @@ impl<const P: usize> World<P> {
     }
 
     pub(super) fn own_block(&mut self, me: Member, block: BlockIndex, pages: &[LocalPage]) {
-        let frames = &mut self.nodes[me.index()].frames[block.index() * P..][..P];
+        let node = &mut self.nodes[me.index()];
+        node.owned[block.index()] = true;
+        let frames = &mut node.frames[block.index() * P..][..P];
         let locals = pages
             .iter()
             .copied()
             .chain(std::iter::repeat(LocalPage::Zero));
         let mut is_here = false;
         for (frame, local) in frames.iter_mut().zip(locals) {
-            frame.local = local;
+            (frame.local, frame.leaves) = (local, false);
             let is_absent = matches!(local, LocalPage::Zero | LocalPage::Home);
             is_here |= is_absent && frame.mapped != Mapped::No;
             if is_absent {
@@ -66,22 +74,15 @@ impl<const P: usize> World<P> {
                 Behind::Home
             }
             LocalPage::Clean(behind) => behind,
-            LocalPage::Dirty {
-                in_flight,
-                writable,
-            } => {
-                frame.local = LocalPage::Dirty {
-                    writable: writable || write,
-                    in_flight,
-                };
+            LocalPage::Dirty { writable } => {
+                let writable = writable || write;
+                frame.local = LocalPage::Dirty { writable };
+                frame.leaves = false;
                 return self.map(me, page, write);
             }
         };
         frame.local = if write {
-            LocalPage::Dirty {
-                writable: true,
-                in_flight: false,
-            }
+            LocalPage::Dirty { writable: true }
         } else {
             LocalPage::Clean(behind)
         };
@@ -89,31 +90,38 @@ impl<const P: usize> World<P> {
     }
 
     pub(super) fn evict_owned(&mut self, me: Member, page: PageIndex) {
-        let number = self.nodes[me.index()]
-            .cache
-            .owned_number(block_index::<P>(page));
         let frame = self.frame(me, page);
-        let local = match (frame.local, frame.value) {
-            (LocalPage::Clean(Behind::Zero), _) | (LocalPage::Dirty { .. }, Some(0)) => {
-                LocalPage::Zero
+        let local = match frame.local {
+            LocalPage::Clean(Behind::Zero) => LocalPage::Zero,
+            LocalPage::Clean(Behind::Home) => LocalPage::Home,
+            LocalPage::Dirty { .. } if !frame.leaves => {
+                frame.mapped = Mapped::No;
+                frame.leaves = true;
+                frame.local = LocalPage::Dirty { writable: false };
+                let block = block_index::<P>(page);
+                let number = self.nodes[me.index()].cache.owned_number(block);
+                return match number {
+                    Some(number) => self.write_back(me, page, number),
+                    None => self.fail("an owned block has no number"),
+                };
             }
-            (
-                LocalPage::Dirty {
-                    in_flight: false, ..
-                },
-                Some(value),
-            ) => {
-                let Some(number) = number else { return };
-                let stored = &mut self.homes[page.index()];
-                if !number.may_replace(stored.number) {
-                    return self.fail("a home refuses the owner of the block");
-                }
-                *stored = Stored { number, value };
-                LocalPage::Home
-            }
-            (LocalPage::Clean(Behind::Home), _) => LocalPage::Home,
             _ => return,
         };
+        self.leave(me, page, local);
+    }
+
+    /// A write-back of a page of an owned block ended.
+    pub(super) fn written_owned(&mut self, me: Member, page: PageIndex, written: Written) {
+        let leaves = std::mem::take(&mut self.frame(me, page).leaves);
+        match written {
+            Written::Refused if leaves => self.fail("a home refuses the owner of the block"),
+            Written::Home if leaves => self.leave(me, page, LocalPage::Home),
+            Written::Zero if leaves => self.leave(me, page, LocalPage::Zero),
+            _ => {}
+        }
+    }
+
+    fn leave(&mut self, me: Member, page: PageIndex, local: LocalPage) {
         let frame = self.frame(me, page);
         frame.local = local;
         frame.mapped = Mapped::No;

@@ -17,6 +17,7 @@ fn plan(nodes: usize, streams: bool) -> Plan {
         crashes: false,
         has_policy: true,
         streams,
+        is_scarce: false,
     }
 }
 

@@ -53,6 +53,8 @@ pub(super) struct Plan {
     pub(super) has_policy: bool,
     /// Nodes go through the pages one after the other, without a rest.
     pub(super) streams: bool,
+    /// Memory is scarce: pages leave all the time, homes answer late, and blocks merge at once.
+    pub(super) is_scarce: bool,
 }
 
 impl Plan {
@@ -69,6 +71,7 @@ impl Plan {
             crashes: random.one_in(16),
             has_policy: random.one_in(2),
             streams: false,
+            is_scarce: random.one_in(4),
         }
     }
 }
@@ -176,7 +179,12 @@ impl Simulation {
             kind,
             backwards: false,
         };
-        let delay = self.delay();
+        let rest = if self.plan.is_scarce && self.random.one_in(4) {
+            40
+        } else {
+            1
+        };
+        let delay = rest * self.delay();
         self.schedule(Step::Access(member(node), access), delay);
     }
 
@@ -284,6 +292,7 @@ impl Simulation {
             | Step::Responder(me)
             | Step::HomeRead(me)
             | Step::HomeWrite(me)
+            | Step::HomeWritten(me, _)
             | Step::HoldOver(me, _)
             | Step::Policy(me)
             | Step::HoldOverEarly(me, _)
@@ -355,7 +364,13 @@ impl Simulation {
             }
             for news in std::mem::take(self.world.news.as_mut().expect("a simulation")) {
                 let delay = match news.step {
-                    Step::Deliver(..) | Step::HomeRead(_) | Step::HomeWrite(_) => self.delay(),
+                    Step::HomeWritten(..) if self.plan.is_scarce && self.random.one_in(4) => {
+                        100 * self.delay()
+                    }
+                    Step::Deliver(..)
+                    | Step::HomeRead(_)
+                    | Step::HomeWrite(_)
+                    | Step::HomeWritten(..) => self.delay(),
                     Step::HoldOver(..) => u64::from(news.units),
                     // The host has other work.
                     Step::Retry(_) if self.plan.has_policy && self.random.one_in(20) => {
@@ -366,7 +381,8 @@ impl Simulation {
                 self.schedule(news.step, delay);
             }
             self.schedule_policies();
-            if self.plan.disturbs && self.random.one_in(24) && !self.ahead.is_empty() {
+            let often = if self.plan.is_scarce { 4 } else { 24 };
+            if self.plan.disturbs && self.random.one_in(often) && !self.ahead.is_empty() {
                 self.disturb();
             }
         }
@@ -406,6 +422,7 @@ pub(super) fn contend(nodes: usize, seed: u64, mutation: Option<Mutation>) -> Re
         crashes: false,
         has_policy: false,
         streams: false,
+        is_scarce: false,
     };
     Simulation::new(plan, Random::new(seed), mutation).run()
 }

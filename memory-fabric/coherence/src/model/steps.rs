@@ -2,10 +2,10 @@
 
 use fabric_pages::page::PageIndex;
 
-use super::node::{Frame, Mapped, Vcpu, Work, Write};
+use super::node::{Frame, Mapped, Vcpu, Work};
 use super::world::{Access, Item, Kind, Step, World, member};
-use crate::action::{Bytes, CacheAction, LocalPage};
-use crate::cache::{Evict, Touch, Written};
+use crate::action::{Bytes, CacheAction};
+use crate::cache::Touch;
 use crate::members::Member;
 use crate::message::Message;
 use crate::mutation::Mutation;
@@ -31,17 +31,9 @@ impl<const P: usize> World<P> {
                     self.execute(me, action);
                 }
             }
-            Step::HomeRead(me) => {
-                let node = &mut self.nodes[me.index()];
-                let Some(page) = node.reads.pop_front() else {
-                    return;
-                };
-                node.frames[page.index()].home = Some(self.homes[page.index()].value);
-                let mut actions = Vec::new();
-                node.cache.home_read(page, &mut actions);
-                self.queue_responses(me, actions);
-            }
+            Step::HomeRead(me) => self.home_read(me),
             Step::HomeWrite(me) => self.home_write(me, true),
+            Step::HomeWritten(me, page) => self.home_written(me, page),
             Step::HomeWriteUnanswered(me) => {
                 self.budget.replayed_writes -= 1;
                 self.home_write(me, false);
@@ -110,61 +102,14 @@ impl<const P: usize> World<P> {
         self.execute_all(me, actions);
     }
 
-    fn home_write(&mut self, me: Member, is_answered: bool) {
-        let writes = &mut self.nodes[me.index()].writes;
-        let Some(Write {
-            page,
-            number,
-            value,
-        }) = writes.front().copied()
-        else {
-            return;
-        };
-        let home = self.nodes[me.index()].cache.directory_of(page);
-        let is_stored = match self.nodes[home.index()].directory.stores(me, page, number) {
-            Ok(is_owner) => is_owner || self.mutation == Some(Mutation::HomeTakesAll),
-            Err(offence) => return self.blame(home, offence),
-        };
-        let stored = &mut self.homes[page.index()];
-        let is_taken =
-            number.may_replace(stored.number) || self.mutation == Some(Mutation::HomeTakesAll);
-        if is_taken && is_stored {
-            stored.number = number;
-            stored.value = value;
-        }
-        if !is_answered {
-            return;
-        }
-        let node = &mut self.nodes[me.index()];
-        node.writes.pop_front();
-        if let LocalPage::Dirty { in_flight, .. } = &mut node.frames[page.index()].local {
-            *in_flight = false;
-        }
-        let written = if is_taken || !is_stored {
-            Written::Home
-        } else {
-            Written::Refused
-        };
-        self.written(me, page, written);
-    }
-
-    fn written(&mut self, me: Member, page: PageIndex, written: Written) {
-        let mut actions = Vec::new();
-        let node = &mut self.nodes[me.index()];
-        if let Err(offence) = node.cache.written(page, written, &mut actions) {
-            self.blame(me, offence);
-        }
-        self.execute_all(me, actions);
-    }
-
-    fn queue_responses(&mut self, me: Member, actions: Vec<CacheAction>) {
+    pub(super) fn queue_responses(&mut self, me: Member, actions: Vec<CacheAction>) {
         for action in actions {
             self.nodes[me.index()].responder.push_back(action);
             self.note(Step::Responder(me));
         }
     }
 
-    fn queue_revocations(&mut self, me: Member, actions: Vec<CacheAction>) {
+    pub(super) fn queue_revocations(&mut self, me: Member, actions: Vec<CacheAction>) {
         for action in actions {
             self.nodes[me.index()].evictor.push_back(action);
             self.note(Step::Evictor(me));
@@ -255,19 +200,7 @@ impl<const P: usize> World<P> {
                 self.nodes[me.index()].reads.push_back(page);
                 self.note(Step::HomeRead(me));
             }
-            CacheAction::WriteBack { page, number } => match self.frame(me, page).value {
-                None => self.fail("a freed page is written back"),
-                Some(0) => self.written(me, page, Written::Zero),
-                Some(value) => {
-                    let write = Write {
-                        page,
-                        number,
-                        value,
-                    };
-                    self.nodes[me.index()].writes.push_back(write);
-                    self.note(Step::HomeWrite(me));
-                }
-            },
+            CacheAction::WriteBack { page, number } => self.write_back(me, page, number),
             CacheAction::Dropped(page) => {
                 let mut actions = Vec::new();
                 let cache = &mut self.nodes[me.index()].cache;
@@ -394,16 +327,6 @@ impl<const P: usize> World<P> {
         };
         self.truth[at] = value;
         self.frame(me, page).value = Some(value);
-    }
-
-    fn evict(&mut self, me: Member, page: PageIndex) {
-        let mut actions = Vec::new();
-        let node = &mut self.nodes[me.index()];
-        match node.cache.evict(page, &mut actions) {
-            Evict::Owned => self.evict_owned(me, page),
-            Evict::Started => self.queue_revocations(me, actions),
-            Evict::InUse | Evict::NotHere => {}
-        }
     }
 
     fn fence(&mut self, me: Member) {

@@ -121,6 +121,8 @@ pub(super) enum Step {
     Responder(Member),
     HomeRead(Member),
     HomeWrite(Member),
+    /// The answer for a page arrives.
+    HomeWritten(Member, PageIndex),
     /// The home stores a write whose answer is lost, so that it will be repeated.
     HomeWriteUnanswered(Member),
     HoldOver(Member, PageIndex),
@@ -384,6 +386,8 @@ impl<const P: usize> World<P> {
             if !node.writes.is_empty() {
                 steps.push(Step::HomeWrite(me));
             }
+            let answers = node.answers.iter();
+            steps.extend(answers.map(|(page, _)| Step::HomeWritten(me, *page)));
             for page in &node.holds {
                 if !node.is_in_access(*page) && self.mutation != Some(Mutation::NeverEndHold) {
                     steps.push(Step::HoldOver(me, *page));
@@ -447,6 +451,7 @@ impl<const P: usize> World<P> {
             }
             if budget.evictions > 0 && node.evictor.is_empty() {
                 let here = pages().filter(|page| node.frames[page.index()].value.is_some());
+                let here = here.filter(|page| self.may_evict(me, *page));
                 steps.extend(here.map(|page| Step::Evict(me, page)));
             }
             if budget.prefetches > 0 {

@@ -111,10 +111,7 @@ impl Node {
                 CacheAction::Hold { page, .. } => self.cache.released(page, &mut next),
                 CacheAction::SplitBlock(block) => {
                     let mut pages = [LocalPage::Zero; PAGES];
-                    pages[..usize::from(TOUCHED)].fill(LocalPage::Dirty {
-                        writable: true,
-                        in_flight: false,
-                    });
+                    pages[..usize::from(TOUCHED)].fill(LocalPage::Dirty { writable: true });
                     self.cache.split(block, &pages, &mut next);
                 }
                 CacheAction::OwnBlock { block, .. } => self.cache.owned(block, &mut next),
