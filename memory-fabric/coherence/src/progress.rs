@@ -65,8 +65,8 @@ const STEP_BOUND: u64 = 64;
 /// comes is of no use then: 3 nodes had half as many turns with it as without.
 pub const GATHERING_MEMBERS_MAX: usize = 2;
 
-/// Threads that are remembered: more than a node's vCPUs.
-const THREADS: usize = 256;
+/// Threads that are remembered: more than a VM has vCPUs and devices.
+const THREADS: usize = 512;
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Held {

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use fabric_coherence::members::{MEMBERS_MAX, Member};
 
-/// Threads of which this is counted: as many as are recorded while they wait.
-const THREADS_MAX: usize = 64;
+use crate::waits::THREADS_MAX;
 
 /// What one thread waited for.
 #[derive(Debug, Default)]
@@ -28,10 +27,16 @@ impl Default for Sources {
 }
 
 impl Sources {
+    /// All rows, from the one on that a thread has unless another one took it before.
+    fn rows(&self, thread: u32) -> impl Iterator<Item = &Row> {
+        let (before, from) = self.0.split_at(thread as usize % THREADS_MAX);
+        from.iter().chain(before)
+    }
+
     /// A page came from `member` for which the thread waited for so many nanoseconds.
     pub(crate) fn count(&self, thread: u32, member: Member, waited: u64) {
         // Relaxed: each number is complete in itself, and one thread writes.
-        for row in &self.0 {
+        for row in self.rows(thread) {
             let of = row.thread.load(Ordering::Relaxed);
             if of == 0 {
                 row.thread.store(thread, Ordering::Relaxed);
@@ -49,7 +54,7 @@ impl Sources {
     #[must_use]
     pub fn of(&self, thread: u32) -> [u64; MEMBERS_MAX] {
         let is_its = |row: &&Row| row.thread.load(Ordering::Relaxed) == thread;
-        let row = self.0.iter().find(is_its).filter(|_| thread != 0);
+        let row = self.rows(thread).find(is_its).filter(|_| thread != 0);
         std::array::from_fn(|place| row.map_or(0, |row| row.waited[place].load(Ordering::Relaxed)))
     }
 }
@@ -82,9 +87,9 @@ mod tests {
     fn more_threads_than_rows_are_not_counted() {
         let sources = Sources::default();
         let member = Member::at(1).unwrap();
-        for thread in 1..100 {
+        for thread in 1..=600 {
             sources.count(thread, member, 1);
         }
-        assert_eq!((sources.of(64)[1], sources.of(65)[1]), (1, 0));
+        assert_eq!((sources.of(512)[1], sources.of(513)[1]), (1, 0));
     }
 }

@@ -4,16 +4,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fabric_pages::page::PageIndex;
 
-/// Threads that are recorded at once; others wait unrecorded.
-const WAITS_MAX: usize = 64;
+/// Threads that are recorded at once, more than a VM has vCPUs and devices; others wait unrecorded.
+pub(crate) const THREADS_MAX: usize = 512;
 
 /// The threads that wait. The engine's thread writes; any thread reads.
 #[derive(Debug)]
 pub struct Waits {
     /// A thread's id, above it the page; 0 while the place is free.
-    places: [AtomicU64; WAITS_MAX],
+    places: [AtomicU64; THREADS_MAX],
     /// Since when, in ticks of the engine.
-    since: [AtomicU64; WAITS_MAX],
+    since: [AtomicU64; THREADS_MAX],
     /// No place from this one on was ever used.
     used: AtomicUsize,
 }
@@ -127,13 +127,13 @@ mod tests {
     #[test]
     fn more_threads_than_places_wait_unrecorded() {
         let waits = Waits::default();
-        for thread in 1..100 {
+        for thread in 1..=600 {
             waits.begin(thread, PageIndex::new(thread), 0);
         }
-        assert_eq!(waits.of(64), Some(PageIndex::new(64)));
-        assert_eq!(waits.of(65), None);
+        assert_eq!(waits.of(512), Some(PageIndex::new(512)));
+        assert_eq!(waits.of(513), None);
         assert!(waits.end(PageIndex::new(3)));
-        waits.begin(65, PageIndex::new(65), 0);
-        assert_eq!(waits.of(65), Some(PageIndex::new(65)));
+        waits.begin(513, PageIndex::new(513), 0);
+        assert_eq!(waits.of(513), Some(PageIndex::new(513)));
     }
 }
