@@ -71,6 +71,8 @@ pub(crate) enum Mutation {
     /// A runtime starts a second write-back of a page before the first is answered, and takes its
     /// answer.
     MixWriteBacks,
+    /// A runtime forgets write-backs on their way when their page has been lost and its block comes back.
+    ForgetWritesOnWay,
     /// A home stores what it is sent, whatever the number.
     HomeTakesAll,
     /// A lane delivers what it has delivered before.

@@ -43,7 +43,7 @@ pub(crate) enum Give {
     /// Unmap the page, and free it if it is zero; else write it home, then call
     /// [`OwnedBlocks::was_written`].
     WriteBack,
-    /// Nothing: the page cannot be evicted now, or is not here.
+    /// Nothing: the page is not here.
     Nothing,
 }
 
@@ -318,6 +318,11 @@ mod tests {
         owned.touch(leaves, true, 1);
         owned.evict(leaves);
         assert_eq!(owned.discard(leaves), None, "being written back");
+        owned.touch(leaves, false, 1);
+        assert_eq!(owned.discard(leaves), Some(true), "it has come back");
+        assert_eq!(owned.was_written(leaves, Written::Home), Ended::Kept);
+        assert_eq!(owned.touch(leaves, true, 1), zeroes(leaves));
+        owned.evict(leaves);
         assert_eq!(owned.was_written(leaves, Written::Home), Ended::Left);
         assert_eq!(owned.discard(leaves), Some(false), "at its home");
         assert_eq!(owned.touch(leaves, false, 1), zeroes(leaves));

@@ -53,8 +53,9 @@ impl Sources {
     /// How long a thread has waited, by the node that sent the pages, in nanoseconds.
     #[must_use]
     pub fn of(&self, thread: u32) -> [u64; MEMBERS_MAX] {
-        let is_its = |row: &&Row| row.thread.load(Ordering::Relaxed) == thread;
-        let row = self.rows(thread).find(is_its).filter(|_| thread != 0);
+        let of = |row: &Row| row.thread.load(Ordering::Relaxed);
+        let mut rows = self.rows(thread).take_while(|row| of(row) != 0);
+        let row = rows.find(|row| of(row) == thread);
         std::array::from_fn(|place| row.map_or(0, |row| row.waited[place].load(Ordering::Relaxed)))
     }
 }

@@ -85,7 +85,7 @@ impl Word {
         Self::new(state, self.flags() & !clear | set, self.number())
     }
 
-    /// The page is lost; a write-back in flight and a waiter stay known.
+    /// The page is lost; a waiter stays known.
     pub(super) fn lost(self, state: State) -> Self {
         self.with(state, 0, DIRTY | WRITTEN | ALONE | OWNER)
     }

@@ -95,6 +95,7 @@ impl<const P: usize> World<P> {
     }
 
     pub(super) fn written(&mut self, me: Member, page: PageIndex, written: Written) {
+        self.nodes[me.index()].forgotten.retain(|one| *one != page);
         if self.nodes[me.index()].owned[block_index::<P>(page).index()] {
             return self.written_owned(me, page, written);
         }

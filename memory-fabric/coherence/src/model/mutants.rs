@@ -131,6 +131,12 @@ fn explorations_find_broken_blocks() {
 }
 
 #[test]
+fn explorations_find_mixed_write_backs() {
+    let explored = Explored::<1>::new(1, 1, true, budget(3, 2));
+    explore(Mutation::MixWriteBacks, explored);
+}
+
+#[test]
 fn explorations_find_repeated_messages_and_forgotten_survivors() {
     let duplicates = Budget {
         duplicates: 1,
@@ -160,7 +166,7 @@ fn simulations_find_broken_write_backs() {
     find_in(plan, 2_000, Mutation::HomeTakesAll);
     // Rarer still: a write-back that is answered after the page was lost, written by another node, and
     // came back with its whole block.
-    find_in(SCARCE, 1_000, Mutation::MixWriteBacks);
+    find_in(SCARCE, 500, Mutation::ForgetWritesOnWay);
 }
 
 #[test]

@@ -74,6 +74,8 @@ pub(super) struct Node<const P: usize> {
     pub(super) writes: VecDeque<Write>,
     /// What homes have answered to writes.
     pub(super) answers: VecDeque<(PageIndex, Written)>,
+    /// Pages of which a mutation forgot that they are on their way.
+    pub(super) forgotten: Vec<PageIndex>,
     pub(super) holds: Vec<PageIndex>,
     pub(super) vcpu: Vcpu,
     pub(super) accesses: u8,
@@ -124,6 +126,7 @@ impl<const P: usize> Node<P> {
             reads: VecDeque::new(),
             writes: VecDeque::new(),
             answers: VecDeque::new(),
+            forgotten: Vec::new(),
             holds: Vec::new(),
             vcpu: Vcpu::Idle,
             accesses: 0,
@@ -141,11 +144,11 @@ impl<const P: usize> Node<P> {
         self.is_alive && !self.is_fenced
     }
 
-    /// Whether a write-back of the page is not answered.
+    /// Whether a write-back of the page is not answered, as far as the runtime knows.
     pub(super) fn is_writing(&self, page: PageIndex) -> bool {
         let answers = self.answers.iter().map(|(page, _)| *page);
         let mut writes = self.writes.iter().map(|write| write.page).chain(answers);
-        writes.any(|written| written == page)
+        writes.any(|written| written == page) && !self.forgotten.contains(&page)
     }
 
     /// Whether the access in progress needs the page.

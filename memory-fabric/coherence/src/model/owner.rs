@@ -6,9 +6,10 @@ use super::node::{Mapped, Vcpu};
 use super::world::World;
 use crate::action::LocalPage;
 use crate::cache::Written;
-use crate::directory::block_index;
+use crate::directory::{block_index, first_page};
 use crate::members::Member;
 use crate::message::{Behind, BlockIndex};
+use crate::mutation::Mutation;
 
 impl<const P: usize> World<P> {
     pub(super) fn split_block(&mut self, me: Member, block: BlockIndex) {
@@ -43,12 +44,15 @@ impl<const P: usize> World<P> {
             .copied()
             .chain(std::iter::repeat(LocalPage::Zero));
         let mut is_here = false;
-        for (frame, local) in frames.iter_mut().zip(locals) {
+        for ((frame, local), page) in frames.iter_mut().zip(locals).zip(first_page::<P>(block)..) {
             (frame.local, frame.leaves) = (local, false);
             let is_absent = matches!(local, LocalPage::Zero | LocalPage::Home);
             is_here |= is_absent && frame.mapped != Mapped::No;
             if is_absent {
                 frame.value = None;
+            }
+            if is_absent && self.mutation == Some(Mutation::ForgetWritesOnWay) {
+                node.forgotten.push(PageIndex::new(page));
             }
         }
         if is_here {

@@ -53,7 +53,7 @@ pub(super) struct Plan {
     pub(super) has_policy: bool,
     /// Nodes go through the pages one after the other, without a rest.
     pub(super) streams: bool,
-    /// Memory is scarce: pages leave all the time, homes answer late, and blocks merge at once.
+    /// Memory is scarce: pages leave and blocks merge often, nodes rest, and homes answer late.
     pub(super) is_scarce: bool,
 }
 
