@@ -166,7 +166,7 @@ fn simulations_find_broken_write_backs() {
     find_in(plan, 2_000, Mutation::HomeTakesAll);
     // Rarer still: a write-back that is answered after the page was lost, written by another node, and
     // came back with its whole block.
-    find_in(SCARCE, 500, Mutation::ForgetWritesOnWay);
+    find_in(SCARCE, 1_000, Mutation::ForgetWritesOnWay);
 }
 
 #[test]

@@ -44,16 +44,16 @@ impl<const P: usize> World<P> {
             .copied()
             .chain(std::iter::repeat(LocalPage::Zero));
         let mut is_here = false;
-        for ((frame, local), page) in frames.iter_mut().zip(locals).zip(first_page::<P>(block)..) {
+        for (frame, local) in frames.iter_mut().zip(locals) {
             (frame.local, frame.leaves) = (local, false);
             let is_absent = matches!(local, LocalPage::Zero | LocalPage::Home);
             is_here |= is_absent && frame.mapped != Mapped::No;
             if is_absent {
                 frame.value = None;
             }
-            if is_absent && self.mutation == Some(Mutation::ForgetWritesOnWay) {
-                node.forgotten.push(PageIndex::new(page));
-            }
+        }
+        if self.mutation == Some(Mutation::ForgetWritesOnWay) {
+            self.forget_writes(me, block);
         }
         if is_here {
             self.fail("a page is mapped that is not here");
@@ -62,6 +62,15 @@ impl<const P: usize> World<P> {
         self.nodes[me.index()].cache.owned(block, &mut actions);
         self.execute_all(me, actions);
         self.wake_block(me, block);
+    }
+
+    fn forget_writes(&mut self, me: Member, block: BlockIndex) {
+        let node = &mut self.nodes[me.index()];
+        for page in (first_page::<P>(block)..).take(P).map(PageIndex::new) {
+            if node.frames[page.index()].value.is_none() && node.is_writing(page) {
+                node.forgotten.push(page);
+            }
+        }
     }
 
     /// The owner's protocol, which is not the subject here, in one step.
