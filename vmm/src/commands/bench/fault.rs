@@ -24,11 +24,13 @@ use ssi_hv::logging;
 use ssi_hv::progress::Progress;
 use ssi_hv::report::Stages;
 
+use super::floor::{self, Bare};
 use super::members::Members;
 use super::placement::Placement;
+use super::random::next;
 use super::view::View;
 use super::write_back::WriteBack;
-use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles, usage};
+use super::{FaultBench, Floor, ROUNDS, Series, median, micros, percentiles, usage};
 
 /// Faster accesses did not fault: serving a fault takes longer than this.
 pub(super) const FAULT_MIN: Duration = Duration::from_micros(2);
@@ -90,10 +92,15 @@ pub(super) fn measure(
     let (mut our_cpu, mut bare_cpu) = (Vec::new(), Vec::new());
     let mut busy = Duration::ZERO;
     let carrier = carrier(config, members.as_ref());
+    let of_floor: Vec<_> = donors
+        .iter()
+        .map(|donor| (donor.address(), &carrier))
+        .collect();
     let progress = Progress::rounds(ROUNDS);
     for round in 0..ROUNDS {
-        let donor = donors.first().map(|donor| (donor.address(), &carrier));
-        let floor = floor::touch(donor, config.checksum, config.threads, &placement)?;
+        let mut without = Bare::new(&of_floor, config.checksum, config.memory.bytes())?;
+        let floor = without.touch(config.threads, &placement)?;
+        without.release()?;
         bare.add(&floor.times);
         bare_cpu.push(micros(floor.cpu));
         let mut plain = || {
@@ -219,8 +226,8 @@ pub(super) fn start_donors(
         // No donor has more than one copy of a page.
         Redundancy::Copies | Redundancy::Stripes(_) => memory,
     };
-    // Whole blocks are lent, and one page of each loan is for the floor.
-    let memory_bytes = share.next_multiple_of(BLOCK_BYTES) + PAGE_SIZE as u64;
+    // Whole blocks are lent.
+    let memory_bytes = share.next_multiple_of(BLOCK_BYTES) + floor::bytes(memory);
     let donor = DonorConfig {
         credentials: members.map(|members| Arc::clone(&members.node)),
         ..donor(memory_bytes)
@@ -367,12 +374,4 @@ fn touch(config: &BenchFaultConfig, view: &View, round: u32, tally: &Tally) -> H
         }
     });
     times
-}
-
-/// xorshift64* (Vigna, 2016).
-pub(super) fn next(state: &mut u64) -> usize {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    usize::try_from(state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).unwrap_or(0)
 }

@@ -1,50 +1,60 @@
 //! The floor of a remote fault: a pager that does only what none can avoid.
 //!
-//! A thread touches pages that are not there. Another one reads the fault from userfaultfd, sends a
-//! request to a donor, receives the page and copies it into place. There is no page map, no limit
-//! of memory and no eviction. Threads, connection and donor are those of the product, on the same
-//! CPUs, and wait as they do.
+//! A thread touches random pages that are not there. Another one reads the fault from userfaultfd,
+//! sends a request to a donor, receives the page and copies it into place. There is no page map, no
+//! limit of memory and no eviction. Threads, connection and donor are those of the product, on the
+//! same CPUs, and wait as they do; memory and donor are as large as the product's, so that both
+//! find as little of them in the CPUs' caches.
+
+mod source;
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use fabric_host::Spin;
 use fabric_host::poll::poll_until;
 use fabric_host::slices::request_short_slices;
-use fabric_pages::uffd::{Protection, Uffd};
-use fabric_transport::control::ControlStream;
-use fabric_transport::stream::{Carrier, Stream};
-use fabric_wire::{
-    Ends, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass,
-};
-use memory_fabric::NodeId;
+use fabric_pages::uffd::{EventBuffer, Protection, Uffd};
+use fabric_transport::stream::Carrier;
 use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::guest_memory::GuestMemory;
-use memory_fabric::page::{PAGE_SIZE, PageBytes};
+use memory_fabric::page::{PAGE_SIZE, PageBytes, PageIndex};
 use memory_fabric::stats::Histogram;
-use userfaultfd::EventBuffer;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::{forced_end, logging};
 
 use super::placement::Placement;
+use super::random::next;
 use super::usage;
 use super::view::{View, page_bytes};
+use source::TIMEOUT;
+pub(super) use source::{Source, attach, ends};
 
-/// Pages that each thread touches in a round.
+/// Pages that each thread touches in a try.
 const SAMPLES: usize = 2000;
-/// Longest wait for a page.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// The largest memory, however large the product's is: no CPU caches more.
+const BYTES_MAX: u64 = 256 << 20;
+/// One page of so many is there from the start, so that no touch has to allocate a page table or a
+/// node of the page cache: with a quarter of its pages local, the product finds both.
+const KEPT: usize = 64;
 /// Longest sleep of the handler: then it looks whether it is to end.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 
 /// Times that a round measures the floor. The fastest counts: the scheduler lets the donor's
 /// thread, which polls, keep the CPU of the thread that touches in some of them, whatever the pager
 /// does.
-const TRIES: usize = 8;
+const TRIES: u64 = 8;
+
+/// Returns the size of the floor's memory beside a product's of this size, and of what it leases
+/// from donors for it.
+pub(super) fn bytes(memory: u64) -> u64 {
+    memory.min(BYTES_MAX)
+}
 
 /// What the touches of one round took.
 #[derive(Debug)]
@@ -56,95 +66,160 @@ pub(super) struct Touched {
     pub(super) cpu: Duration,
 }
 
-/// Measures touches of pages that come from a donor, or without one from the handler itself.
-pub(super) fn touch(
-    donor: Option<(SocketAddr, &Carrier)>,
-    checksum: bool,
-    threads: u32,
-    placement: &Placement,
-) -> Result<Touched> {
-    let donors = donor.as_slice();
-    let tries = (0..TRIES).map(|_| touch_once(donors, checksum, threads, Some(placement)));
-    let tries = tries.collect::<Result<Vec<_>>>()?;
-    let fastest = tries.into_iter().min_by_key(|one| one.times.summary().p50);
-    fastest.context("no try")
+/// Memory of which each page comes from the next one of some donors, or from the handler itself.
+pub(super) struct Bare {
+    memory: Arc<GuestMemory>,
+    uffd: Uffd,
+    sources: Vec<Source>,
 }
 
-/// Measures touches of pages of which each comes from the next one of these donors.
-pub(super) fn touch_once(
-    donors: &[(SocketAddr, &Carrier)],
-    checksum: bool,
-    threads: u32,
-    placement: Option<&Placement>,
-) -> Result<Touched> {
-    let threads = threads as usize;
-    let memory = GuestMemory::new(threads * SAMPLES * PAGE_SIZE).context("cannot create memory")?;
-    let memory = Arc::new(memory);
-    let uffd = Uffd::new()?;
-    uffd.register(memory.guest_view(), memory.bytes())?;
-    // The handler computes addresses in the view.
-    let _ = memory.guest_view().expose_provenance();
-    let sources = donors.iter().map(|&(donor, carrier)| {
-        let source = Source::connect(donor, carrier, checksum)?;
-        Ok((source, VecDeque::with_capacity(threads)))
-    });
-    let handler = Handler {
-        uffd: &uffd,
-        sources: sources.collect::<Result<_>>()?,
-        page: page_bytes(0),
-        spin: Spin::new(SPIN_DEFAULT),
-        idle_since: None,
-    };
-    let (stop, times) = (AtomicBool::new(false), Histogram::new());
-    let view = View::new(&memory);
-    let busy = usage::processor_time()?;
-    let corrupt = AtomicU64::new(0);
-    let mut time = Duration::ZERO;
-    let handler = std::thread::scope(|scope| {
-        placement.map_or(Ok(()), Placement::pager)?;
-        let serves = scope.spawn(|| handler.run(&stop));
-        placement.map_or(Ok(()), Placement::others)?;
-        let started = Instant::now();
-        std::thread::scope(|touching| {
-            for thread in 0..threads {
-                let (view, times, corrupt) = (&view, &times, &corrupt);
-                touching.spawn(move || {
-                    for page in thread * SAMPLES..(thread + 1) * SAMPLES {
-                        // As the product's threads do.
-                        let _ = view.is_here(page);
-                        let started = Instant::now();
-                        view.word(page, 0).load(Ordering::Relaxed);
-                        times.record(started.elapsed());
-                        corrupt.fetch_add(view.bytes_unlike(page, 0), Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-        time = started.elapsed();
-        stop.store(true, Ordering::Relaxed);
-        serves.join().expect("the handler does not panic")
-    })?;
-    let cpu = usage::processor_time()? - busy;
-    let corrupt = corrupt.into_inner();
-    ensure!(corrupt == 0, "{corrupt} wrong bytes in the floor");
-    for (source, _) in handler.sources {
-        source.release()?;
+impl Bare {
+    /// Creates the floor's memory beside a product's of this size, and gives the donors its pages.
+    pub(super) fn new(
+        donors: &[(SocketAddr, &Carrier)],
+        checksum: bool,
+        memory: u64,
+    ) -> Result<Self> {
+        let pages = usize::try_from(bytes(memory))? / PAGE_SIZE;
+        let memory = GuestMemory::new(pages * PAGE_SIZE).context("cannot create memory")?;
+        let uffd = Uffd::new()?;
+        uffd.register(memory.guest_view(), memory.bytes())?;
+        for page in (0..pages).step_by(KEPT) {
+            let target = memory.guest_page(index(page)?);
+            uffd.copy(target, &page_bytes(page), Protection::WriteProtected)?;
+        }
+        let share = pages.div_ceil(donors.len().max(1));
+        let sources = donors
+            .iter()
+            .map(|&(donor, carrier)| Source::connect(donor, carrier, checksum, share));
+        Ok(Self {
+            sources: sources.collect::<Result<_>>()?,
+            memory: Arc::new(memory),
+            uffd,
+        })
     }
-    let touches = u32::try_from(threads * SAMPLES)?;
-    Ok(Touched {
-        times,
-        time,
-        cpu: cpu / touches,
-    })
+
+    /// Measures touches of random pages by each of some threads; the fastest of several tries.
+    pub(super) fn touch(&mut self, threads: u32, placement: &Placement) -> Result<Touched> {
+        let tries = (1..=TRIES).map(|seed| self.touch_once(threads, seed, Some(placement)));
+        let tries = tries.collect::<Result<Vec<_>>>()?;
+        let fastest = tries.into_iter().min_by_key(|one| one.times.summary().p50);
+        fastest.context("no try")
+    }
+
+    /// Measures touches of random pages by each of some threads.
+    pub(super) fn touch_once(
+        &mut self,
+        threads: u32,
+        seed: u64,
+        placement: Option<&Placement>,
+    ) -> Result<Touched> {
+        self.sources.iter_mut().try_for_each(Source::renew)?;
+        let threads = threads as usize;
+        let touched = distinct(self.memory.bytes() / PAGE_SIZE, threads * SAMPLES, seed);
+        let samples = touched.len() / threads;
+        let donors = self.sources.len().max(1);
+        let has_donors = !self.sources.is_empty();
+        let handler = Handler {
+            uffd: &self.uffd,
+            memory: &self.memory,
+            sources: self.sources.iter_mut().map(Waiting::on).collect(),
+            page: page_bytes(0),
+            spin: Spin::new(SPIN_DEFAULT),
+            idle_since: None,
+        };
+        let (stop, times) = (AtomicBool::new(false), Histogram::new());
+        let view = View::new(&self.memory);
+        let busy = usage::processor_time()?;
+        let corrupt = AtomicU64::new(0);
+        let mut time = Duration::ZERO;
+        std::thread::scope(|scope| -> Result<()> {
+            placement.map_or(Ok(()), Placement::pager)?;
+            let serves = scope.spawn(|| handler.run_or_end(&stop));
+            let placed = placement.map_or(Ok(()), Placement::others);
+            let started = Instant::now();
+            std::thread::scope(|touching| {
+                let threads = if placed.is_ok() { threads } else { 0 };
+                for pages in touched.chunks(samples).take(threads) {
+                    let (view, times, corrupt) = (&view, &times, &corrupt);
+                    touching.spawn(move || {
+                        for &page in pages {
+                            // As the product's threads do.
+                            let _ = view.is_here(page);
+                            let started = Instant::now();
+                            view.word(page, 0).load(Ordering::Relaxed);
+                            times.record(started.elapsed());
+                            let wanted = if has_donors { page / donors } else { 0 };
+                            let wrong = view.bytes_unlike(page, wanted);
+                            corrupt.fetch_add(wrong, Ordering::Relaxed);
+                        }
+                    });
+                }
+            });
+            time = started.elapsed();
+            stop.store(true, Ordering::Relaxed);
+            serves.join().expect("the handler does not panic");
+            placed
+        })?;
+        let cpu = usage::processor_time()? - busy;
+        let corrupt = corrupt.into_inner();
+        ensure!(corrupt == 0, "{corrupt} wrong bytes in the floor");
+        for &page in &touched {
+            self.memory.zap(index(page)?, 1)?;
+            self.memory.punch(index(page)?, 1)?;
+        }
+        let touches = u32::try_from(samples * threads)?;
+        Ok(Touched {
+            times,
+            time,
+            cpu: cpu / touches,
+        })
+    }
+
+    /// Ends the leases.
+    pub(super) fn release(self) -> Result<()> {
+        self.sources.into_iter().try_for_each(Source::release)
+    }
+}
+
+fn index(page: usize) -> Result<PageIndex> {
+    Ok(PageIndex::new(u32::try_from(page)?))
+}
+
+/// Returns at most `count` different pages, without those that are kept, in random order.
+fn distinct(pages: usize, count: usize, seed: u64) -> Vec<usize> {
+    let mut all: Vec<_> = (0..pages).filter(|page| page % KEPT != 0).collect();
+    let count = count.min(all.len());
+    let mut random = seed;
+    for at in 0..count {
+        let other = at + next(&mut random) % (all.len() - at);
+        all.swap(at, other);
+    }
+    all.truncate(count);
+    all
+}
+
+/// A donor, and the pages that were requested there, in order.
+#[derive(Debug)]
+struct Waiting<'a> {
+    source: &'a mut Source,
+    pages: VecDeque<usize>,
+}
+
+impl<'a> Waiting<'a> {
+    fn on(source: &'a mut Source) -> Self {
+        let pages = VecDeque::with_capacity(SAMPLES);
+        Self { source, pages }
+    }
 }
 
 /// The thread that serves faults.
 #[derive(Debug)]
 struct Handler<'a> {
     uffd: &'a Uffd,
-    /// None without a donor. With each one the addresses of the pages that were requested there, in
-    /// order.
-    sources: Vec<(Source, VecDeque<usize>)>,
+    memory: &'a GuestMemory,
+    /// None without a donor.
+    sources: Vec<Waiting<'a>>,
     /// The page at hand.
     page: PageBytes,
     spin: Spin,
@@ -152,32 +227,44 @@ struct Handler<'a> {
 }
 
 impl Handler<'_> {
-    fn run(mut self, stop: &AtomicBool) -> Result<Self> {
+    /// Serves faults until it is to stop. Ends the process if it cannot, since threads wait for
+    /// pages that would never arrive.
+    fn run_or_end(self, stop: &AtomicBool) {
+        if let Err(error) = self.run(stop) {
+            let reason = format!("the floor cannot be measured: {error:#}");
+            logging::report_failure(ExitCode::HostError, &reason);
+            forced_end::at_once(ExitCode::HostError);
+        }
+    }
+
+    fn run(mut self, stop: &AtomicBool) -> Result<()> {
         request_short_slices();
         let mut events = EventBuffer::new(1);
         let mut faults = Vec::with_capacity(1);
         while !stop.load(Ordering::Relaxed) {
-            let read = self.uffd.read_faults(&mut events, |fault| {
-                faults.push(fault.address & !(PAGE_SIZE - 1));
-            });
+            let read = self
+                .uffd
+                .read_faults(&mut events, |fault| faults.push(fault.address));
             let mut worked = read? > 0;
-            for start in faults.drain(..) {
-                let at = start / PAGE_SIZE % self.sources.len().max(1);
-                match self.sources.get_mut(at) {
-                    Some((source, waiting)) => {
-                        source.request()?;
-                        waiting.push_back(start);
+            for address in faults.drain(..) {
+                let page = self.memory.page_at(address).context("a stray fault")?;
+                let page = page.number() as usize;
+                let donors = self.sources.len();
+                match self.sources.get_mut(page % donors.max(1)) {
+                    Some(waiting) => {
+                        waiting.source.request(page / donors)?;
+                        waiting.pages.push_back(page);
                     }
-                    None => self.install(start)?,
+                    None => self.install(page)?,
                 }
             }
             for at in 0..self.sources.len() {
-                let (source, waiting) = &mut self.sources[at];
-                if let Some(start) = waiting.front().copied()
-                    && source.receive(&mut self.page)?
+                let waiting = &mut self.sources[at];
+                if let Some(&page) = waiting.pages.front()
+                    && waiting.source.receive(&mut self.page)?
                 {
-                    waiting.pop_front();
-                    self.install(start)?;
+                    waiting.pages.pop_front();
+                    self.install(page)?;
                     worked = true;
                 }
             }
@@ -187,11 +274,11 @@ impl Handler<'_> {
                 self.idle()?;
             }
         }
-        Ok(self)
+        Ok(())
     }
 
-    fn install(&self, start: usize) -> Result<()> {
-        let target = std::ptr::with_exposed_provenance_mut(start);
+    fn install(&self, page: usize) -> Result<()> {
+        let target = self.memory.guest_page(index(page)?);
         Ok(self
             .uffd
             .copy(target, &self.page, Protection::WriteProtected)?)
@@ -205,7 +292,7 @@ impl Handler<'_> {
             return Ok(());
         }
         ensure!(
-            self.sources.iter().all(|(_, waiting)| waiting.is_empty()) || now - since < TIMEOUT,
+            self.sources.iter().all(|donor| donor.pages.is_empty()) || now - since < TIMEOUT,
             "no page from the donor for {} s",
             TIMEOUT.as_secs()
         );
@@ -218,7 +305,7 @@ impl Handler<'_> {
             });
         };
         watch(self.uffd.as_raw_fd());
-        for (source, _) in &self.sources {
+        for Waiting { source, .. } in &self.sources {
             if source.stream.is_ready() {
                 return Ok(());
             }
@@ -230,114 +317,19 @@ impl Handler<'_> {
     }
 }
 
-/// A connection to a donor that has one page.
-#[derive(Debug)]
-pub(super) struct Source {
-    control: ControlStream,
-    grant: LeaseGrant,
-    stream: Stream,
-    request: [u8; HEADER_BYTES],
-    answer: Box<[u8; HEADER_BYTES + PAGE_SIZE]>,
-    filled: usize,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Source {
-    pub(super) fn connect(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Self> {
-        let (control, grant, stream) =
-            attach(donor, carrier, PAGE_SIZE as u64, TrafficClass::Urgent)?;
-        stream.set_nonblocking()?;
-        let frame = |kind| Frame::new(kind, 1, 0, checksum).with_stamp(ends().stamp());
-        let mut source = Self {
-            control,
-            grant,
-            stream,
-            request: frame(FrameKind::ReadPage).encode(&[]),
-            answer: Box::new([0; HEADER_BYTES + PAGE_SIZE]),
-            filled: 0,
-        };
-        let page = page_bytes(0);
-        let header = frame(FrameKind::WritePage).encode(&page);
-        Self::send(
-            &mut source.stream,
-            &[IoSlice::new(&header), IoSlice::new(&page)],
-        )?;
-        let started = Instant::now();
-        while !source.has(HEADER_BYTES)? {
-            ensure!(started.elapsed() < TIMEOUT, "the donor stores no page");
-            std::thread::yield_now();
-        }
-        source.filled = 0;
-        Ok(source)
+    #[test]
+    fn touched_pages_differ_and_none_is_kept() {
+        let mut touched = distinct(4096, 2000, 1);
+        assert_ne!(touched, distinct(4096, 2000, 2));
+        touched.sort_unstable();
+        touched.dedup();
+        assert_eq!(touched.len(), 2000);
+        let is_touched = |&page: &usize| page < 4096 && page % KEPT != 0;
+        assert!(touched.iter().all(is_touched));
+        assert_eq!(distinct(128, 2000, 1).len(), 126, "all there are");
     }
-
-    /// Sends parts of a frame, for which there is room unless the donor reads nothing.
-    fn send(stream: &mut Stream, parts: &[IoSlice<'_>]) -> Result<()> {
-        let all: usize = parts.iter().map(|part| part.len()).sum();
-        let written = stream.write_vectored(parts)?;
-        ensure!(written == all, "a frame of {all} bytes finds no room");
-        Ok(())
-    }
-
-    pub(super) fn request(&mut self) -> Result<()> {
-        Self::send(&mut self.stream, &[IoSlice::new(&self.request)])
-    }
-
-    /// Receives what has come, up to so many bytes of a frame; returns whether they are there.
-    fn has(&mut self, bytes: usize) -> Result<bool> {
-        match self.stream.read(&mut self.answer[self.filled..bytes]) {
-            Ok(0) => bail!("the donor closed the connection"),
-            Ok(count) => {
-                self.filled += count;
-                Ok(self.filled == bytes)
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Returns whether a page has come.
-    pub(super) fn receive(&mut self, page: &mut PageBytes) -> Result<bool> {
-        let is_here = self.has(HEADER_BYTES + PAGE_SIZE)?;
-        if is_here {
-            page.copy_from_slice(&self.answer[HEADER_BYTES..]);
-            self.filled = 0;
-        }
-        Ok(is_here)
-    }
-
-    pub(super) fn release(mut self) -> Result<()> {
-        let token = self.grant.token;
-        let _: LeaseStatus = self
-            .control
-            .call(FrameKind::Release, &token, FrameKind::Status)?;
-        Ok(())
-    }
-}
-
-/// This host and the donor.
-pub(super) fn ends() -> Ends {
-    Ends {
-        local: NodeId(0).into(),
-        donor: NodeId(1),
-    }
-}
-
-/// Obtains a separate lease of `bytes`, and a connection for its pages.
-pub(super) fn attach(
-    donor: SocketAddr,
-    carrier: &Carrier,
-    bytes: u64,
-    class: TrafficClass,
-) -> Result<(ControlStream, LeaseGrant, Stream)> {
-    let mut control = ControlStream::connect_by(donor, carrier)?;
-    let request = LeaseRequest {
-        vm: "floor".to_owned(),
-        bytes,
-        or_less: false,
-        duration_ms: 60_000,
-    };
-    let grant: LeaseGrant = control.call(FrameKind::Lease, &request, FrameKind::Granted)?;
-    let mut attached = ControlStream::connect_by(donor, carrier)?;
-    attached.attach(grant.token, class, &ends())?;
-    Ok((control, grant, attached.into_stream()))
 }

@@ -10,6 +10,7 @@ mod growth;
 mod members;
 mod memory;
 mod placement;
+mod random;
 mod scan;
 mod scan_floor;
 mod stalls;

@@ -11,9 +11,11 @@ use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
-use super::fault::{FAULT_MIN, Tally, next};
+use super::fault::{FAULT_MIN, Tally};
+use super::floor::Bare;
+use super::random::next;
 use super::view::View;
-use super::{ROUNDS, floor, median, usage};
+use super::{ROUNDS, median, usage};
 
 const THREADS: [u32; 4] = [1, 2, 4, 8];
 const DONORS: [u32; 3] = [1, 2, 4];
@@ -102,7 +104,10 @@ fn ratio(rates: &[f64], of: &[f64]) -> f64 {
 /// Returns how many pages a second the floor has by so many threads from the donors of a bed.
 fn floor_rate(bed: &Bed, threads: u32) -> Result<f64> {
     let donors: Vec<_> = bed.donors().map(|donor| (donor, &Carrier::Tcp)).collect();
-    let touched = floor::touch_once(&donors, false, threads, None)?;
+    let memory = (bed.view.pages * PAGE_SIZE) as u64;
+    let mut bare = Bare::new(&donors, false, memory)?;
+    let touched = bare.touch_once(threads, 1, None)?;
+    bare.release()?;
     // Thousands of pages.
     #[allow(clippy::cast_precision_loss)]
     let pages = touched.times.summary().count as f64;

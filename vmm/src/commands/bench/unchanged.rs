@@ -13,7 +13,8 @@ use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
-use super::fault::{Tally, next};
+use super::fault::Tally;
+use super::random::next;
 use super::view::{WORDS_PER_PAGE, content, differing_bytes};
 use super::{ROUNDS, median};
 

@@ -9,7 +9,8 @@ use memory_fabric::stats::Histogram;
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
-use super::fault::{Tally, next};
+use super::fault::Tally;
+use super::random::next;
 use super::view::{View, WORDS_PER_PAGE, content, differing_bytes};
 
 /// Number of writing threads: the smallest machine has that many CPUs.

@@ -153,7 +153,7 @@ fn answer(mut stream: TcpStream, donor: Option<SocketAddr>) -> Result<()> {
 
 /// Fetches a page from the donor for each request.
 fn relay(mut stream: TcpStream, donor: SocketAddr) -> Result<()> {
-    let mut source = Source::connect(donor, &Carrier::Tcp, false)?;
+    let mut source = Source::connect(donor, &Carrier::Tcp, false, 1)?;
     let running = AtomicBool::new(false);
     write_all(&mut stream, &[0; MESSAGE])?;
     let mut request = [0; MESSAGE];
@@ -167,7 +167,7 @@ fn relay(mut stream: TcpStream, donor: SocketAddr) -> Result<()> {
 
 /// Fetches the page of a donor.
 fn fetch(source: &mut Source, page: &mut PageBytes, stop: &AtomicBool) -> Result<()> {
-    source.request()?;
+    source.request(0)?;
     let started = Instant::now();
     while !source.receive(page)? {
         if stop.load(Ordering::Relaxed) || started.elapsed() > ANSWER_TIME_MAX {
@@ -216,7 +216,7 @@ pub(super) fn measure(far: SocketAddr, what: Exchange) -> Result<Vec<u64>> {
         Exchange::Read => Far::node(far, 1)?,
         Exchange::Upgrade => Far::node(far, 2)?,
         Exchange::Relay => Far::node(far, 3)?,
-        Exchange::Fetch => Far::Donor(Box::new(Source::connect(far, &Carrier::Tcp, false)?)),
+        Exchange::Fetch => Far::Donor(Box::new(Source::connect(far, &Carrier::Tcp, false, 1)?)),
         Exchange::Local => Far::Nothing,
     };
     let stop = AtomicBool::new(false);

@@ -21,8 +21,9 @@ use super::protocol::{
     Answer, Command, Counters, Pages, Request, Setup, UsedDonor, Work, hear, say,
 };
 use crate::commands::Failure;
-use crate::commands::bench::fault::{self, next};
+use crate::commands::bench::fault;
 use crate::commands::bench::placement;
+use crate::commands::bench::random::next;
 use crate::commands::bench::usage::processor_time;
 use crate::commands::bench::view::View;
 
