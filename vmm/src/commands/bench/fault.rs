@@ -98,9 +98,9 @@ pub(super) fn measure(
         .collect();
     let progress = Progress::rounds(ROUNDS);
     for round in 0..ROUNDS {
-        let mut without = Bare::new(&of_floor, config.checksum, config.memory.bytes())?;
-        let floor = without.touch(config.threads, &placement)?;
-        without.release()?;
+        let mut bare_pager = Bare::new(&of_floor, config.checksum, config.memory.bytes())?;
+        let floor = bare_pager.touch(config.threads, &placement)?;
+        bare_pager.release()?;
         bare.add(&floor.times);
         bare_cpu.push(micros(floor.cpu));
         let mut plain = || {

@@ -1,4 +1,4 @@
-//! A donor as a bare client sees it: one connection, one request at a time.
+//! A donor as a bare client sees it: one connection, and answers in the order of the requests.
 
 use std::io::{ErrorKind, IoSlice};
 use std::net::SocketAddr;
